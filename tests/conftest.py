@@ -1,0 +1,11 @@
+"""Fixtures shared by all test folders, and one thread per library: the tests are small and the machine is shared."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from tests.fixtures import own_pair, tiny_drafter, tiny_target  # noqa: E402
+
+__all__ = ["own_pair", "tiny_drafter", "tiny_target"]
