@@ -1,0 +1,164 @@
+"""The target's own greedy responses to a prompt file: what a drafter is trained on.
+
+One JSON line per prompt, in no particular order: `id`, `category`, `turns`, `response`, `finished` (true when the
+target ended by itself within the limit). Only the first user message is answered, and `turns` is cut to it, so a line
+is always one question and one answer.
+
+Whole batches are appended, so a stopped run loses at most the batch in work; the same command goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lilicorr.runtime.errors import UserError
+
+HEARTBEAT_S = 20.0  # between two progress lines where stderr is not a terminal
+
+
+@dataclass(frozen=True)
+class Regenerated:
+    """What one call did; `seconds` and `tokens` exclude loading and earlier runs."""
+
+    prompts: int  # different ids in the prompt file
+    already_done: int
+    too_long: int  # prompt and answer do not fit the target's context; skipped
+    written: int
+    finished: int
+    tokens: int
+    seconds: float
+
+
+def regenerate(
+    target_dir: Path,
+    prompts_file: Path,
+    out_file: Path,
+    *,
+    max_new_tokens: int = 192,
+    batch_size: int = 32,
+) -> Regenerated:
+    """Append the greedy responses of the target at `target_dir` to `out_file`, skipping the ids it holds.
+
+    Raises:
+        UserError: target, prompt file or output unusable, or a line of `out_file` (but the last) is not a response.
+    """
+    from transformers import AutoTokenizer
+
+    from lilicorr.runtime.prompts import read_prompts
+    from lilicorr.train.generate import greedy_batch
+    from lilicorr.train.target import load_target
+
+    prompts = {prompt.id: prompt for prompt in reversed(read_prompts(prompts_file))}  # the first of equal ids wins
+    done = resume(out_file)
+    todo = [prompt for id, prompt in reversed(prompts.items()) if id not in done]
+    progress = _Progress(len(todo))
+    already = len(prompts.keys() & done)
+    if not todo:
+        return Regenerated(len(prompts), already, 0, 0, 0, 0, 0.0)
+
+    model = load_target(target_dir)
+    tokenizer = AutoTokenizer.from_pretrained(target_dir)
+    stop_ids = stop_token_ids(model, tokenizer)
+    room = model.config.max_position_embeddings - max_new_tokens
+    encoded = [(prompt, encode(tokenizer, prompt.turns[0])) for prompt in todo]
+    fitting = sorted((item for item in encoded if len(item[1]) <= room), key=lambda item: len(item[1]))
+    batches = [fitting[i : i + batch_size] for i in range(0, len(fitting), batch_size)]
+    random.Random(0).shuffle(batches)  # a run that is stopped early has seen prompts of every length
+
+    tokens = finished = 0
+    with out_file.open("a", encoding="utf-8") as out:
+        for batch in batches:
+            answers = greedy_batch(model, [ids for _, ids in batch], max_new_tokens=max_new_tokens, stop_ids=stop_ids)
+            lines = []
+            for (prompt, _), answer in zip(batch, answers, strict=True):
+                line = {
+                    "id": prompt.id,
+                    "category": prompt.category,
+                    "turns": [prompt.turns[0]],
+                    "response": tokenizer.decode(answer, skip_special_tokens=True),
+                    "finished": answer[-1] in stop_ids,
+                }
+                lines.append(json.dumps(line, ensure_ascii=False) + "\n")
+                tokens += len(answer)
+                finished += line["finished"]
+            out.write("".join(lines))
+            out.flush()
+            progress.advance(len(batch), tokens)
+    return Regenerated(
+        prompts=len(prompts),
+        already_done=already,
+        too_long=len(encoded) - len(fitting),
+        written=len(fitting),
+        finished=finished,
+        tokens=tokens,
+        seconds=round(time.monotonic() - progress.began, 1),
+    )
+
+
+def encode(tokenizer: Any, message: str) -> list[int]:
+    """Token ids of one user message in the target's chat template, ready to be answered."""
+    messages = [{"role": "user", "content": message}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def stop_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    """The tokens that end an answer: those of the generation config and the tokenizer's end-of-sequence token."""
+    configured = model.generation_config.eos_token_id
+    ids = configured if isinstance(configured, list) else [configured]
+    return frozenset(id for id in [*ids, tokenizer.eos_token_id] if id is not None)
+
+
+def resume(out_file: Path) -> set[str]:
+    """The ids `out_file` holds (empty when there is no such file); a half-written last line is cut off.
+
+    Raises:
+        UserError: a whole line is not JSON with an `id`, or the file or its folder cannot be written.
+    """
+    try:
+        out_file.parent.mkdir(parents=True, exist_ok=True)
+        with out_file.open("a+b") as file:
+            file.seek(0)
+            data = file.read()
+            whole = data.rfind(b"\n") + 1
+            if whole < len(data):
+                file.truncate(whole)
+    except OSError as error:
+        raise UserError(f"`{out_file}` cannot be written: {error.strerror}", hint="choose another --out") from None
+    ids = set()
+    for number, line in enumerate(data[:whole].splitlines(), 1):
+        try:
+            ids.add(json.loads(line)["id"])
+        except (ValueError, KeyError, TypeError):
+            raise UserError(
+                f"`{out_file}` line {number} is not a response: expected a JSON object with an `id`",
+                hint=f"remove line {number}, or choose another --out",
+            ) from None
+    return ids
+
+
+class _Progress:
+    """Prompts done, speed and time left: one line rewritten on a terminal, a heartbeat line elsewhere."""
+
+    def __init__(self, total: int):
+        self.total = total
+        self.began = self.said = time.monotonic()
+        self.done = 0
+
+    def advance(self, prompts: int, tokens: int) -> None:
+        self.done += prompts
+        now = time.monotonic()
+        seconds = now - self.began
+        left = seconds / self.done * (self.total - self.done)
+        message = f"{self.done}/{self.total} prompts, {tokens / seconds:.0f} tokens/s, about {left / 60:.0f} min left"
+        if sys.stderr.isatty():
+            print(f"\r{message}\033[K", end="" if self.done < self.total else "\n", file=sys.stderr, flush=True)
+        elif now - self.said >= HEARTBEAT_S or self.done == self.total:
+            self.said = now
+            print(message, file=sys.stderr, flush=True)
