@@ -1,0 +1,123 @@
+"""Read and write drafters as Hugging Face style folders (config.json + safetensors), in the published layout.
+
+Both published tensor layouts are read (sequential and named MLPs, 5-D and 4-D slot embeddings, optional leading `model.`);
+the sequential one is written. No pickle.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lilicorr.runtime.errors import UserError
+from lilicorr.train.config import config_from_dict, config_to_dict
+from lilicorr.train.drafter import Drafter
+
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+
+# The named layout of newer exporters → the sequential one.
+_RENAMES = [
+    (re.compile(r"^lilicorr\.feature_norm\."), "lilicorr.feature_mlp.0."),
+    (re.compile(r"^lilicorr\.feature_mlp\.up_proj\."), "lilicorr.feature_mlp.1."),
+    (re.compile(r"^lilicorr\.feature_mlp\.down_proj\."), "lilicorr.feature_mlp.3."),
+    (re.compile(r"^(lilicorr\.layers\.\d+\.mlp)\.up_proj\."), r"\1.0."),
+    (re.compile(r"^(lilicorr\.layers\.\d+\.mlp)\.down_proj\."), r"\1.2."),
+]
+_UNSQUEEZED = {"lilicorr.slot_embedding": (1, 1, -1, 1), "lilicorr.rank_embedding": (1, 1, 1, -1)}
+
+
+def read_drafter(folder: Path | str) -> Drafter:
+    """Read a `DFlashDraftModel` or `LiLiCorrDraftModel` checkpoint; weights keep the dtype they are stored in.
+
+    Raises:
+        UserError: no such folder, unreadable or truncated file, an unusable configuration, or tensors that are missing,
+            unexpected or of the wrong shape (all listed at once).
+    """
+    folder = Path(folder)
+    config = config_from_dict(read_json(folder / CONFIG), str(folder / CONFIG))
+    with torch.device("meta"):
+        drafter = Drafter(config)
+    expected = drafter.state_dict()
+    tensors = {_sequential(name): tensor for name, tensor in _read_tensors(folder).items()}
+    tensors = {name: _five_dimensional(name, tensor) for name, tensor in tensors.items()}
+    problems = [f"missing: {name} {list(t.shape)}" for name, t in expected.items() if name not in tensors]
+    for name, tensor in tensors.items():
+        if name not in expected:
+            problems.append(f"unexpected: {name} {list(tensor.shape)}")
+        elif tensor.shape != expected[name].shape:
+            problems.append(f"shape: {name} is {list(tensor.shape)}, expected {list(expected[name].shape)}")
+    if problems:
+        raise UserError(f"`{folder}` does not fit its configuration:\n  " + "\n  ".join(problems))
+    drafter.load_state_dict(tensors, assign=True)
+    drafter.rotary = type(drafter.rotary)(config.rope, config.head_dim, config.max_position_embeddings)
+    return drafter.eval()
+
+
+def write_drafter(drafter: Drafter, folder: Path | str) -> None:
+    """Write the published layout; each file appears whole or not at all."""
+    from safetensors.torch import save_file
+
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in drafter.state_dict().items()}
+    data = config_to_dict(drafter.config) | {"torch_dtype": str(drafter.fc.weight.dtype).removeprefix("torch.")}
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".write-") as work:
+        save_file(tensors, Path(work) / WEIGHTS, metadata={"format": "pt"})
+        (Path(work) / CONFIG).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+        for name in (WEIGHTS, CONFIG):
+            os.replace(Path(work) / name, folder / name)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file, or a UserError that says what is wrong with it."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"`{path}` does not exist, expected a Hugging Face style folder there") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise UserError(f"`{path}` cannot be read: {error}") from None
+    if not isinstance(data, dict):
+        raise UserError(f"`{path}` holds a {type(data).__name__}, expected an object")
+    return data
+
+
+def _read_tensors(folder: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    if (folder / INDEX).is_file():
+        shards = sorted(set(read_json(folder / INDEX).get("weight_map", {}).values()))
+    else:
+        shards = [WEIGHTS]
+    tensors: dict[str, Tensor] = {}
+    for shard in shards:
+        path = folder / shard
+        if not path.is_file():
+            raise UserError(
+                f"`{path}` does not exist", hint="copy the whole checkpoint folder; only safetensors is read"
+            )
+        try:
+            tensors |= load_file(path)
+        except SafetensorError as error:
+            raise UserError(f"`{path}` is truncated or damaged: {error}", hint="copy the file again") from None
+    return tensors
+
+
+def _sequential(name: str) -> str:
+    name = name.removeprefix("model.")
+    for pattern, replacement in _RENAMES:
+        name = pattern.sub(replacement, name)
+    return name
+
+
+def _five_dimensional(name: str, tensor: Tensor) -> Tensor:
+    """Slot and rank embeddings are stored 5-D, or squeezed by some exporters: (1,1,S,1,h) and (1,1,1,K,h)."""
+    lead = _UNSQUEEZED.get(name)
+    return tensor if lead is None or tensor.dim() == 5 else tensor.reshape(*lead, tensor.shape[-1])

@@ -1,0 +1,256 @@
+"""The drafter's configuration: config.json of a DFlash or LiLiCorr checkpoint as frozen dataclasses.
+
+Nothing that changes the function without changing a shape has a default: a missing one is an error naming its full key.
+Format: the published Hugging Face layout (spec of arXiv 2608.20530 §exports), plus `draft_vocab_size` for a reduced vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from lilicorr.runtime.errors import UserError
+
+DFLASH = "DFlashDraftModel"
+LILICORR = "LiLiCorrDraftModel"
+
+
+@dataclass(frozen=True)
+class HeadConfig:
+    """The LiLiCorr head; attribute names are the checkpoint's without the `lilicorr_` prefix."""
+
+    candidate_topk: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    mlp_ratio: float
+    factor_dim: int
+    vector_eps: float
+    logit_scale: float
+
+
+@dataclass(frozen=True)
+class DrafterConfig:
+    """Geometry of the drafter. Widths in channels, ids 0-based (layer l's *output* is captured)."""
+
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    intermediate_size: int
+    rms_norm_eps: float
+    vocab_size: int
+    max_position_embeddings: int
+    rope: dict[str, Any]  # rope_theta, rope_type and, if scaled, the scaling fields
+    block_size: int
+    mask_token_id: int
+    target_layer_ids: tuple[int, ...]
+    num_target_layers: int
+    causal: bool = False
+    attention_bias: bool = False
+    layer_types: tuple[str, ...] = ()
+    sliding_window: int | None = None
+    conv_kernel_size: int | None = None
+    conv_group_size: int | None = None
+    draft_vocab_size: int | None = None
+    has_own_lm_head: bool = False
+    initializer_range: float = 0.02
+    head: HeadConfig | None = None
+    extra: dict[str, Any] = field(default_factory=dict)  # top-level keys we carry through unread
+
+    @property
+    def candidate_topk(self) -> int:
+        """Candidates per slot; a drafter without head proposes its single best."""
+        return self.head.candidate_topk if self.head else 1
+
+    @property
+    def slots(self) -> int:
+        return self.block_size - 1
+
+    @property
+    def output_size(self) -> int:
+        """Rows of the vocabulary product."""
+        return self.draft_vocab_size or self.vocab_size
+
+    def window(self, layer: int) -> int | None:
+        """Sliding window of `layer`, None for full attention."""
+        sliding = bool(self.layer_types) and self.layer_types[layer] == "sliding_attention"
+        return self.sliding_window if sliding else None
+
+
+def default_target_layer_ids(num_layers: int, num_target_layers: int) -> tuple[int, ...]:
+    """The published rule: evenly from layer 1 to T-3, rounded half to even; the middle layer for a one-layer drafter.
+
+    Raises:
+        UserError: a target with fewer layers than the drafter.
+    """
+    if num_target_layers < num_layers:
+        raise UserError(f"the target has {num_target_layers} layers, fewer than the drafter's {num_layers}")
+    if num_layers == 1:
+        return (num_target_layers // 2,)
+    start = min(1, num_target_layers - 1)
+    end = max(start, num_target_layers - 3)
+    return tuple(round(start + i * (end - start) / (num_layers - 1)) for i in range(num_layers))
+
+
+class _Reader:
+    """Reads typed fields and remembers every problem, so that they are reported together."""
+
+    def __init__(self, data: dict[str, Any]):
+        self.data, self.problems, self.used = data, [], set[str]()
+
+    def get(self, key: str, kind: type, default: Any = ...) -> Any:
+        """`key` may be dotted; without `default` a missing or null field is a problem."""
+        value: Any = self.data
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        self.used.add(key.split(".")[0])
+        if value is None:
+            if default is ...:
+                self.problems.append(f"`{key}` is missing")
+            return None if default is ... else default
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            self.problems.append(f"`{key}`: expected {kind.__name__}, found {value!r}")
+        return value
+
+
+def config_from_dict(data: dict[str, Any], source: str = "config.json") -> DrafterConfig:
+    """Parse the content of a checkpoint's config.json.
+
+    Raises:
+        UserError: every missing, mistyped or contradictory field at once, with full keys.
+    """
+    r = _Reader(data)
+    architectures = r.get("architectures", list, [])
+    if architectures[:1] not in ([DFLASH], [LILICORR]):
+        raise UserError(
+            f"`{source}`: architecture {architectures} is not a drafter we know, expected {DFLASH} or {LILICORR}"
+        )
+    layers = r.get("num_hidden_layers", int)
+    targets = r.get("num_target_layers", int)
+    ids = r.get("dflash_config.target_layer_ids", list, None)
+    if ids is None and isinstance(layers, int) and isinstance(targets, int):
+        ids = default_target_layer_ids(layers, targets)
+    elif ids is None:
+        r.problems.append("`dflash_config.target_layer_ids` is missing and cannot be derived")
+    for key in ("input_embedding_scale", "output_multiplier", "final_logit_softcapping"):
+        if r.get(key, float, None) not in (None, 1.0 if key != "final_logit_softcapping" else None):
+            r.problems.append(f"`{key}` = {data[key]!r} is not supported")
+    if data.get("attention_sink_bias") or (data.get("dflash_config") or {}).get("attention_sink_bias"):
+        r.problems.append("`attention_sink_bias` is not supported")
+    layer_types = tuple(r.get("layer_types", list, []))
+    if layer_types and isinstance(layers, int) and len(layer_types) != layers:
+        r.problems.append(f"`layer_types` has {len(layer_types)} entries, expected num_hidden_layers = {layers}")
+    window = r.get("sliding_window", int, None)
+    if "sliding_attention" in layer_types and window is None:
+        r.problems.append("`sliding_window` is missing and `layer_types` asks for it")
+    block_size = r.get("block_size", int, None) or r.get("dflash_config.block_size", int)
+    fields: dict[str, Any] = {
+        "hidden_size": r.get("hidden_size", int),
+        "num_hidden_layers": layers,
+        "num_attention_heads": r.get("num_attention_heads", int),
+        "num_key_value_heads": r.get("num_key_value_heads", int),
+        "head_dim": r.get("head_dim", int),
+        "intermediate_size": r.get("intermediate_size", int),
+        "rms_norm_eps": r.get("rms_norm_eps", float),
+        "vocab_size": r.get("vocab_size", int),
+        "max_position_embeddings": r.get("max_position_embeddings", int),
+        "rope": _rope(r),
+        "block_size": block_size,
+        "mask_token_id": r.get("dflash_config.mask_token_id", int),
+        "target_layer_ids": tuple(ids or ()),
+        "num_target_layers": targets,
+        "causal": r.get("dflash_config.causal", bool, False),
+        "attention_bias": r.get("attention_bias", bool, False),
+        "layer_types": layer_types,
+        "sliding_window": window,
+        "conv_kernel_size": r.get("dflash_config.conv_kernel_size", int, None),
+        "conv_group_size": r.get("dflash_config.conv_group_size", int, None),
+        "draft_vocab_size": r.get("draft_vocab_size", int, None),
+        "has_own_lm_head": r.get("has_own_lm_head", bool, False),
+        "initializer_range": r.get("initializer_range", float, 0.02),
+        "head": _head(r) if architectures[0] == LILICORR else None,
+    }
+    if (fields["conv_kernel_size"] is None) != (fields["conv_group_size"] is None):
+        r.problems.append("`dflash_config.conv_kernel_size` and `dflash_config.conv_group_size` come both or neither")
+    if r.problems:
+        raise UserError(f"`{source}` is not a usable drafter configuration:\n  " + "\n  ".join(r.problems))
+    used = r.used | {"dflash_config", "rope_theta", "rope_scaling", "rope_parameters", "model_type", "torch_dtype"}
+    used |= {"hidden_act", "tie_word_embeddings", "attention_dropout", "attention_sink_bias"}
+    fields["extra"] = {key: value for key, value in data.items() if key not in used}
+    return DrafterConfig(**fields)
+
+
+def _rope(r: _Reader) -> dict[str, Any]:
+    """rope_theta (or rope_parameters.rope_theta) and the scaling block, as one mapping with `rope_theta` and `rope_type`."""
+    parameters = r.get("rope_parameters", dict, None)
+    if parameters is None:
+        parameters = {"rope_theta": r.get("rope_theta", float), **(r.get("rope_scaling", dict, None) or {})}
+    elif "rope_theta" not in parameters:
+        parameters = {**parameters, "rope_theta": r.get("rope_theta", float)}
+    return {"rope_type": parameters.get("type", "default"), **parameters}
+
+
+def _head(r: _Reader) -> HeadConfig | None:
+    prefix = "dflash_config.lilicorr_"
+    width = r.get(prefix + "hidden_size", int)
+    return HeadConfig(
+        candidate_topk=r.get(prefix + "candidate_topk", int),
+        hidden_size=r.get("hidden_size", int) if width == 0 else width,  # 0 means the model's own width
+        num_layers=r.get(prefix + "num_layers", int),
+        num_heads=r.get(prefix + "num_heads", int),
+        mlp_ratio=r.get(prefix + "mlp_ratio", float),
+        factor_dim=r.get(prefix + "factor_dim", int),
+        vector_eps=r.get(prefix + "vector_eps", float),
+        logit_scale=r.get(prefix + "logit_scale", float),
+    )
+
+
+def config_to_dict(config: DrafterConfig) -> dict[str, Any]:
+    """The published config.json content of `config`."""
+    dflash: dict[str, Any] = {
+        "mask_token_id": config.mask_token_id,
+        "target_layer_ids": list(config.target_layer_ids),
+        "causal": config.causal,
+    }
+    if config.conv_kernel_size is not None:
+        dflash |= {"conv_kernel_size": config.conv_kernel_size, "conv_group_size": config.conv_group_size}
+    if config.head is not None:
+        dflash |= {"projector_type": "lilicorr", "lilicorr_enabled": True}
+        dflash |= {f"lilicorr_{name}": value for name, value in vars(config.head).items()}
+    scaling = {key: value for key, value in config.rope.items() if key != "rope_theta"}
+    data: dict[str, Any] = {
+        **config.extra,
+        "architectures": [LILICORR if config.head else DFLASH],
+        "model_type": "qwen3",
+        "block_size": config.block_size,
+        "dflash_config": dflash,
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_hidden_layers,
+        "num_attention_heads": config.num_attention_heads,
+        "num_key_value_heads": config.num_key_value_heads,
+        "head_dim": config.head_dim,
+        "intermediate_size": config.intermediate_size,
+        "hidden_act": "silu",
+        "rms_norm_eps": config.rms_norm_eps,
+        "vocab_size": config.vocab_size,
+        "max_position_embeddings": config.max_position_embeddings,
+        "initializer_range": config.initializer_range,
+        "attention_bias": config.attention_bias,
+        "attention_dropout": 0.0,
+        "rope_theta": config.rope["rope_theta"],
+        "rope_scaling": None if scaling == {"rope_type": "default"} else scaling,
+        "tie_word_embeddings": False,
+        "num_target_layers": config.num_target_layers,
+        "layer_types": list(config.layer_types) or ["full_attention"] * config.num_hidden_layers,
+    }
+    if config.sliding_window is not None:
+        data["sliding_window"] = config.sliding_window
+    if config.has_own_lm_head:
+        data["has_own_lm_head"] = True
+    if config.draft_vocab_size is not None:
+        data["draft_vocab_size"] = config.draft_vocab_size
+    return data

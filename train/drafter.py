@@ -1,0 +1,208 @@
+"""The DFlash block drafter (Qwen3 blocks over the block rows, context keys from target features), with its optional head.
+
+Legend: R sequences, A blocks (anchors) per sequence, B block size, C context rows, H width, F captured target layers,
+g K/V heads, r query heads per K/V head, D head_dim. Parameter names are the published checkpoint's.
+
+The same layers serve training (many blocks of one context at once), the reference forward and the exported graph: a layer gets
+its attention as a function of (query, block keys, block values), so that who holds the context is not its business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lilicorr.train.config import DrafterConfig
+from lilicorr.train.conv import BlockConv
+from lilicorr.train.lilicorr import LiLiCorrHead
+from lilicorr.train.norm import RMSNorm
+from lilicorr.train.rope import Rotary, rotate
+
+Rope = tuple[Tensor, Tensor]
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(q (..., g*r, T, D), k (..., g, T, D), v) of the block rows → attention output (..., g*r, T, D)."""
+
+
+class Attention(nn.Module):
+    def __init__(self, config: DrafterConfig):
+        super().__init__()
+        heads, groups, D, bias = (
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            config.head_dim,
+            config.attention_bias,
+        )
+        self.head_dim = D
+        self.q_proj = nn.Linear(config.hidden_size, heads * D, bias=bias)
+        self.k_proj = nn.Linear(config.hidden_size, groups * D, bias=bias)
+        self.v_proj = nn.Linear(config.hidden_size, groups * D, bias=bias)
+        self.o_proj = nn.Linear(heads * D, config.hidden_size, bias=bias)
+        self.q_norm = RMSNorm(D, config.rms_norm_eps)
+        self.k_norm = RMSNorm(D, config.rms_norm_eps)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (-1, self.head_dim)).transpose(-2, -3)
+
+    def keys_values(self, x: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
+        """(..., T, H) → k (normed, rotated), v, each (..., g, T, D); the same weights for context and block rows."""
+        return rotate(self.k_norm(self._heads(self.k_proj(x))), rope), self._heads(self.v_proj(x))
+
+    def forward(self, x: Tensor, rope: Rope, attend: Attend) -> Tensor:
+        q = rotate(self.q_norm(self._heads(self.q_proj(x))), rope)
+        out = attend(q, *self.keys_values(x, rope))
+        return self.o_proj(out.transpose(-2, -3).flatten(-2))
+
+
+class MLP(nn.Module):
+    def __init__(self, config: DrafterConfig):
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class DrafterLayer(nn.Module):
+    def __init__(self, config: DrafterConfig):
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = Attention(config)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = MLP(config)
+        self.attention_conv: BlockConv | None = None
+        self.mlp_conv: BlockConv | None = None
+        if config.conv_kernel_size is not None and config.conv_group_size is not None:
+            self.attention_conv = BlockConv(config.hidden_size, config.conv_kernel_size, config.conv_group_size)
+            self.mlp_conv = BlockConv(config.hidden_size, config.conv_kernel_size, config.conv_group_size)
+
+    def forward(self, x: Tensor, rope: Rope, attend: Attend) -> Tensor:
+        x = x + _wrapped(self.attention_conv, self.input_layernorm(x), lambda y: self.self_attn(y, rope, attend))
+        return x + _wrapped(self.mlp_conv, self.post_attention_layernorm(x), self.mlp)
+
+
+def _wrapped(conv: BlockConv | None, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+    if conv is None:
+        return sublayer(x)
+    kernels = conv.kernels(x)
+    return conv.apply_side(sublayer(conv.apply_side(x, kernels, 0)), kernels, 1)
+
+
+class Drafter(nn.Module):
+    """Block drafter and, in `head`, its LiLiCorr head (None for plain DFlash). Owns no embedding; owns an output head only when the
+    configuration says so (`has_own_lm_head`), otherwise the target's lm_head rows are passed in."""
+
+    d2t: Tensor | None
+
+    def __init__(self, config: DrafterConfig):
+        super().__init__()
+        self.config = config
+        H = config.hidden_size
+        self.fc = nn.Linear(len(config.target_layer_ids) * H, H, bias=False)
+        self.hidden_norm = RMSNorm(H, config.rms_norm_eps)
+        self.layers = nn.ModuleList(DrafterLayer(config) for _ in range(config.num_hidden_layers))
+        self.norm = RMSNorm(H, config.rms_norm_eps)
+        self.rotary = Rotary(config.rope, config.head_dim, config.max_position_embeddings)
+        self.lm_head = nn.Linear(H, config.output_size, bias=False) if config.has_own_lm_head else None
+        reduced = config.draft_vocab_size is not None
+        self.register_buffer("d2t", torch.zeros(config.output_size, dtype=torch.int64) if reduced else None)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=config.initializer_range)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+            elif isinstance(module, BlockConv):
+                module.reset_parameters()
+        self.lilicorr: LiLiCorrHead | None = None
+        if config.head is not None:
+            self.lilicorr = LiLiCorrHead.from_config(
+                config.head, model_hidden_size=H, block_size=config.block_size, rms_norm_eps=config.rms_norm_eps
+            )
+
+    @property
+    def head(self) -> LiLiCorrHead | None:
+        return self.lilicorr
+
+    def context(self, features: Tensor) -> Tensor:
+        """Fused context rows hidden_norm(fc(features)): (..., C, F*H) → (..., C, H)."""
+        return self.hidden_norm(self.fc(features))
+
+    def forward(self, blocks: Tensor, context: Tensor, anchors: Tensor) -> Tensor:
+        """Final normed hidden rows of many blocks over their sequences' contexts.
+
+        Args:
+            blocks: (R, A, B, H) embedded block inputs: anchor token, then masks.
+            context: (R, C, H) fused context rows at positions 0…C-1.
+            anchors: (R, A) absolute position of each block's anchor; a block sees the context rows strictly before it.
+
+        Returns:
+            (R, A, B, H).
+        """
+        B, C = blocks.shape[2], context.shape[1]
+        positions = anchors[..., None] + torch.arange(B, device=anchors.device)
+        block_rope = self.rotary(positions)
+        context_rope = self.rotary(torch.arange(C, device=anchors.device)[None])
+        x = blocks
+        for index, layer in enumerate(self.layers):
+            k_ctx, v_ctx = layer.self_attn.keys_values(context, context_rope)
+            visible = self._visible(positions, anchors, C, index)
+            x = layer(x, block_rope, lambda q, k, v, c=(k_ctx, v_ctx, visible): self._attend(q, k, v, *c))
+        return self.norm(x)
+
+    def _visible(self, positions: Tensor, anchors: Tensor, C: int, layer: int) -> Tensor:
+        """(R, A, B, C) bool: context rows strictly before the anchor and inside the layer's window."""
+        row = torch.arange(C, device=anchors.device)
+        visible = (row < anchors[..., None])[:, :, None].expand(*positions.shape, C)
+        window = self.config.window(layer)
+        return visible if window is None else visible & (row > positions[..., None] - window)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, k_ctx: Tensor, v_ctx: Tensor, visible: Tensor) -> Tensor:
+        """One softmax over context and own block. q (R,A,g*r,B,D), k and v (R,A,g,B,D), k_ctx and v_ctx (R,g,C,D)."""
+        R, A, heads, B, D = q.shape
+        g, C = k_ctx.shape[1], k_ctx.shape[2]
+        q = q.unflatten(2, (g, heads // g)) * D**-0.5  # (R,A,g,r,B,D)
+        rows = q.permute(0, 2, 1, 3, 4, 5).reshape(R, g, -1, D)  # one large product per K/V head
+        s_ctx = (rows @ k_ctx.transpose(-1, -2)).view(R, g, A, -1, B, C).permute(0, 2, 1, 3, 4, 5).float()
+        s_ctx = s_ctx.masked_fill(~visible[:, :, None, None], float("-inf"))
+        s_blk = (q @ k.unsqueeze(3).transpose(-1, -2)).float()  # (R,A,g,r,B,B)
+        if self.config.causal:
+            future = torch.ones(B, B, dtype=torch.bool, device=q.device).triu(1)
+            s_blk = s_blk.masked_fill(future, float("-inf"))
+        weights = torch.softmax(torch.cat([s_ctx, s_blk], dim=-1), dim=-1).to(v.dtype)
+        w_ctx = weights[..., :C].permute(0, 2, 1, 3, 4, 5).reshape(R, g, -1, C)
+        out = (w_ctx @ v_ctx).view(R, g, A, -1, B, D).permute(0, 2, 1, 3, 4, 5) + weights[..., C:] @ v.unsqueeze(3)
+        return out.reshape(R, A, heads, B, D)
+
+    def block_hidden(self, block_embeddings: Tensor, features: Tensor) -> Tensor:
+        """Plain reference forward without any cache: context rows at positions 0…C-1, block at C…C+B-1.
+
+        Args:
+            block_embeddings: (N, B, H).
+            features: (N, C, F*H) target features of all rows before the anchor.
+
+        Returns:
+            (N, B, H) final normed hidden rows; row 0 is the anchor's, rows 1…B-1 are the slots'.
+        """
+        N, C = features.shape[:2]
+        anchors = torch.full((N, 1), C, dtype=torch.int64, device=features.device)
+        return self(block_embeddings[:, None], self.context(features), anchors)[:, 0]
+
+    def output_rows(self, lm_head_weight: Tensor) -> Tensor:
+        """Rows of the vocabulary product (output_size, H): the own head's, or the kept rows of the target's (V, H)."""
+        if self.lm_head is not None:
+            return self.lm_head.weight
+        return lm_head_weight if self.d2t is None else lm_head_weight[self.target_ids(torch.arange(len(self.d2t)))]
+
+    def target_ids(self, draft_ids: Tensor) -> Tensor:
+        """Draft vocabulary ids → target ids (target = draft + d2t[draft], the EAGLE-3 convention)."""
+        return draft_ids if self.d2t is None else draft_ids + self.d2t[draft_ids]
+
+    def candidates(self, hidden: Tensor, lm_head_weight: Tensor) -> tuple[Tensor, Tensor]:
+        """The K best tokens per slot: hidden (N, S, H) → target ids (N, S, K) int64, log-probs (N, S, K) fp32, sorted."""
+        logits = F.linear(hidden, self.output_rows(lm_head_weight).to(hidden.dtype)).float()
+        top = logits.topk(self.config.candidate_topk, dim=-1)
+        return self.target_ids(top.indices), top.values - logits.logsumexp(dim=-1, keepdim=True)
