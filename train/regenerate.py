@@ -19,6 +19,8 @@ from typing import Any
 
 from lilicorr.runtime.errors import UserError
 
+MAX_NEW_TOKENS = 192
+BATCH_SIZE = 32
 HEARTBEAT_S = 20.0  # between two progress lines where stderr is not a terminal
 
 
@@ -40,8 +42,8 @@ def regenerate(
     prompts_file: Path,
     out_file: Path,
     *,
-    max_new_tokens: int = 192,
-    batch_size: int = 32,
+    max_new_tokens: int = MAX_NEW_TOKENS,
+    batch_size: int = BATCH_SIZE,
 ) -> Regenerated:
     """Append the greedy responses of the target at `target_dir` to `out_file`, skipping the ids it holds.
 

@@ -1,0 +1,163 @@
+"""Greedy speculative decoding of one sequence in plain torch: the reference that bundles and training are measured against.
+
+`replay` decodes, forwarding the whole text through the target in every round. `acceptance_on_continuation` goes through the
+same rounds over a greedy continuation that is already known, with one forward of the target. No cache in either, no
+batch, no speed: written to be read.
+
+A round drafts from the target's features strictly before the anchor (the last committed token), verifies the draft,
+commits the matching prefix and the target's own next token, which is the next anchor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lilicorr.train.drafter import Drafter
+from lilicorr.train.target import target_features
+from lilicorr.train.walk import greedy_walk
+
+
+@dataclass(frozen=True)
+class Round:
+    draft_tokens: tuple[int, ...]
+    accepted: int  # leading drafts that were committed; a stop token or the length limit cuts it
+
+
+@dataclass(frozen=True)
+class Replay:
+    tokens: tuple[int, ...]  # everything after the prompt; the first comes from prefill, not from a round
+    rounds: tuple[Round, ...]
+
+    @property
+    def acceptance_length(self) -> float:
+        """Mean of accepted drafts + 1 over the rounds; nan when there was none."""
+        if not self.rounds:
+            return float("nan")
+        return 1 + sum(r.accepted for r in self.rounds) / len(self.rounds)
+
+
+@torch.inference_mode()
+def replay(
+    model: Any,
+    drafter: Drafter,
+    prompt_ids: Sequence[int],
+    max_new_tokens: int,
+    stop_ids: Collection[int],
+    block_size: int | None = None,
+    use_head: bool = True,
+) -> Replay:
+    """Decode greedily with speculation; the tokens are those of plain greedy decoding.
+
+    Args:
+        model: The target, a transformers causal language model in eval mode.
+        prompt_ids: At least one token.
+        max_new_tokens: At least 1.
+        stop_ids: Decoding ends with the first of these, which is kept.
+        block_size: Anchor and slots; 1 is plain decoding. Default: as trained.
+        use_head: False drafts each slot's most probable token.
+
+    Raises:
+        ValueError: block_size below 1 or above the trained one.
+    """
+    slots = _slots(drafter, block_size)
+    layer_ids = drafter.config.target_layer_ids
+    lm_head = model.get_output_embeddings()
+    text = list(prompt_ids)
+    _, last_hidden = target_features(model, _row(model, text), layer_ids)
+    text.append(int(lm_head(last_hidden[:, -1]).argmax(-1)))
+    rounds = []
+    while len(text) - len(prompt_ids) < max_new_tokens and text[-1] not in stop_ids:
+        anchor = len(text) - 1
+        features, _ = target_features(model, _row(model, text[:anchor]), layer_ids)
+        drafted = draft(model, drafter, text[anchor], drafter.context(features), anchor, slots, use_head)
+        _, last_hidden = target_features(model, _row(model, text + drafted), layer_ids)
+        best = lm_head(last_hidden[0, anchor:]).argmax(-1).tolist()  # best[i] follows text[:anchor + 1 + i]
+        accepted = _matching(drafted, best)
+        committed = [*drafted[:accepted], best[accepted]]
+        committed = _until_stop(committed, stop_ids)[: max_new_tokens - (len(text) - len(prompt_ids))]
+        text += committed
+        rounds.append(Round(tuple(drafted), min(accepted, len(committed))))
+    return Replay(tuple(text[len(prompt_ids) :]), tuple(rounds))
+
+
+@torch.inference_mode()
+def acceptance_on_continuation(
+    model: Any,
+    drafter: Drafter,
+    prompt_ids: Sequence[int],
+    continuation_ids: Sequence[int],
+    block_size: int | None = None,
+    use_head: bool = True,
+) -> Replay:
+    """The rounds `replay` would go through, given that `continuation_ids` (not empty) is the target's greedy continuation.
+
+    Raises:
+        ValueError: block_size below 1 or above the trained one.
+    """
+    slots = _slots(drafter, block_size)
+    text = [*prompt_ids, *continuation_ids]
+    features, _ = target_features(model, _row(model, text), drafter.config.target_layer_ids)
+    context = drafter.context(features)
+    rounds = []
+    anchor = len(prompt_ids)
+    while anchor + 1 < len(text):
+        drafted = draft(model, drafter, text[anchor], context, anchor, slots, use_head)
+        rounds.append(Round(tuple(drafted), _matching(drafted, text[anchor + 1 :])))
+        anchor += rounds[-1].accepted + 1
+    return Replay(tuple(continuation_ids), tuple(rounds))
+
+
+def draft(
+    model: Any, drafter: Drafter, anchor_id: int, context: Tensor, anchor: int, slots: int, use_head: bool = True
+) -> list[int]:
+    """The tokens proposed for positions anchor + 1 … anchor + slots.
+
+    Args:
+        anchor_id: The token at position `anchor`.
+        context: (1, C, H) fused context rows at positions 0 … C-1, C ≥ anchor ≥ 1; rows from `anchor` on are not used.
+    """
+    if slots == 0:
+        return []
+    embedding = model.get_input_embeddings()
+    block = embedding(_row(model, [anchor_id] + [drafter.config.mask_token_id] * slots))  # (1, B, H)
+    hidden = drafter(block[:, None], context[:, :anchor], _row(model, [anchor]))[:, 0, 1:]  # (1, S, H)
+    ids, log_probs = drafter.candidates(hidden, model.get_output_embeddings().weight)
+    if drafter.head is None or not use_head:
+        return ids[0, :, 0].tolist()
+    start, pair = drafter.head(embedding(ids), log_probs, hidden, context[:, anchor - 1])
+    path = greedy_walk(start, pair).long()
+    return ids.gather(-1, path[..., None])[0, :, 0].tolist()
+
+
+def _slots(drafter: Drafter, block_size: int | None) -> int:
+    trained = drafter.config.block_size
+    served = trained if block_size is None else block_size
+    if not 1 <= served <= trained:
+        raise ValueError(f"block_size is {served}, expected 1 to {trained} (as trained)")
+    return served - 1
+
+
+def _row(model: Any, ids: Sequence[int]) -> Tensor:
+    return torch.tensor([ids], device=model.device)
+
+
+def _matching(drafted: Sequence[int], expected: Sequence[int]) -> int:
+    """Length of the common prefix."""
+    count = 0
+    for a, b in zip(drafted, expected, strict=False):
+        if a != b:
+            break
+        count += 1
+    return count
+
+
+def _until_stop(tokens: list[int], stop_ids: Collection[int]) -> list[int]:
+    for index, token in enumerate(tokens):
+        if token in stop_ids:
+            return tokens[: index + 1]
+    return tokens
