@@ -86,7 +86,7 @@ def regenerate(
                     "response": tokenizer.decode(answer, skip_special_tokens=True),
                     "finished": answer[-1] in stop_ids,
                 }
-                lines.append(json.dumps(line, ensure_ascii=False) + "\n")
+                lines.append(json.dumps(line) + "\n")
                 tokens += len(answer)
                 finished += line["finished"]
             out.write("".join(lines))
