@@ -58,7 +58,8 @@ def _model_files(folder: Path) -> list[str]:
     names = sorted(path.name for path in folder.glob("*.safetensors"))
     if not names:
         raise UserError(
-            f"`{folder}` holds no safetensors file", hint="lilicorr reads safetensors only; convert the checkpoint first"
+            f"`{folder}` holds no safetensors file",
+            hint="lilicorr reads safetensors only; convert the checkpoint first",
         )
     return names
 
@@ -82,5 +83,7 @@ def _file_header(path: Path) -> dict[str, TensorHeader]:
     except (ValueError, KeyError, TypeError, AttributeError):
         raise UserError(f"`{path}` is damaged or truncated: its safetensors header cannot be read") from None
     if size != 8 + length + end:
-        raise UserError(f"`{path}` is truncated or damaged: found {size:,} bytes, its header promises {8 + length + end:,}")
+        raise UserError(
+            f"`{path}` is truncated or damaged: found {size:,} bytes, its header promises {8 + length + end:,}"
+        )
     return tensors

@@ -6,6 +6,6 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from tests.fixtures import own_pair, tiny_drafter, tiny_target  # noqa: E402
+from tests.fixtures import own_pair, tiny_drafter, tiny_target
 
 __all__ = ["own_pair", "tiny_drafter", "tiny_target"]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import pytest
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|reserved|>")  # ids 0 to 3; the mask is <|reserved|>
 MASK_ID = 3
-VOCAB = 320
+VOCAB = 300
 HIDDEN = 32
 LAYERS = 4
 TEXT = "the quick brown fox jumps over the lazy dog while the user asks and the assistant answers "
@@ -211,12 +210,12 @@ def tiny_drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def own_pair(tiny_target: Path, tiny_drafter: Path, tmp_path: Path) -> Iterator[tuple[Path, Path]]:
+def own_pair(tiny_target: Path, tiny_drafter: Path, tmp_path: Path) -> tuple[Path, Path]:
     """Copies of the tiny target and drafter that a test may damage."""
     target, drafter = tmp_path / "target", tmp_path / "drafter"
     shutil.copytree(tiny_target, target)
     shutil.copytree(tiny_drafter, drafter)
-    yield target, drafter
+    return target, drafter
 
 
 def edit_json(path: Path, change: dict[str, Any]) -> None:

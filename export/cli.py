@@ -1,0 +1,86 @@
+"""`lilicorr-export`: build, plan, inspect, check. A thin layer over the modules of the same names."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lilicorr.export.options import CONTEXT_CAP, ELEMENT_BYTES, BuildOptions
+from lilicorr.runtime.commands import Group
+
+DEFAULTS = BuildOptions()
+FOLDER = click.Path(path_type=Path)
+
+
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="lilicorr")
+def main() -> None:
+    """Export a target and its drafter to a bundle of ONNX graphs, and prove that it computes the same."""
+
+
+def _pair_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Options of the commands that start from a target and a drafter folder."""
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON object as the last line of stdout."),
+        click.option(
+            "--block-size", type=click.IntRange(2), help="Serve smaller blocks than trained.  [default: as trained]"
+        ),
+        click.option("--max-batch", type=click.IntRange(1), default=DEFAULTS.max_batch, show_default=True),
+        click.option(
+            "--max-context",
+            type=click.IntRange(2),
+            help=f"Tokens served, prompt and answer.  [default: {CONTEXT_CAP}, or less where the models allow less]",
+        ),
+        click.option(
+            "--precision", type=click.Choice(list(ELEMENT_BYTES)), default=DEFAULTS.precision, show_default=True
+        ),
+        click.option("--drafter", type=FOLDER, required=True, help="Drafter checkpoint folder."),
+        click.option("--target", type=FOLDER, required=True, help="Hugging Face folder of the target."),
+    ):
+        command = option(command)
+    return command
+
+
+@main.command()
+@_pair_options
+@click.option("--out", type=FOLDER, required=True, help="Bundle folder to make or replace.")
+def build(target: Path, drafter: Path, out: Path, as_json: bool, **choices: Any) -> None:
+    """Check the pair, trace the three graphs and write the bundle."""
+    from lilicorr.export.bundle import build_bundle
+    from lilicorr.export.progress import Progress
+    from lilicorr.export.tables import human_bytes
+
+    progress = Progress(sys.stderr)
+    manifest = build_bundle(target, drafter, out, BuildOptions(**choices), progress, ("lilicorr-export", *sys.argv[1:]))
+    size = sum(record.bytes for record in manifest.files)
+    click.echo(f"bundle `{out}`: {len(manifest.files)} files, {human_bytes(size)}, {manifest.precision}")
+    if as_json:
+        click.echo(json.dumps({"bundle": str(out), "bytes": size, "seconds": progress.seconds}))
+
+
+@main.command()
+@_pair_options
+def plan(target: Path, drafter: Path, as_json: bool, **choices: Any) -> None:
+    """Show what `build` would write, without reading a weight."""
+    from lilicorr.export.pair import check_pair
+    from lilicorr.export.plan import make_plan, render
+
+    options = BuildOptions(**choices)
+    pair = check_pair(target, drafter, block_size=options.block_size, max_context=options.max_context)
+    planned = make_plan(pair, options)
+    click.echo(json.dumps(planned.to_dict()) if as_json else render(planned))
+
+
+@main.command()
+@click.argument("bundle", type=FOLDER)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
+def inspect(bundle: Path, as_json: bool) -> None:
+    """Show a bundle's components, tensors, files and parity summary."""
+    from lilicorr.export.inspect import inspect_bundle, render
+
+    click.echo(json.dumps(inspect_bundle(bundle)) if as_json else render(bundle))

@@ -1,0 +1,79 @@
+"""`inspect`: what a bundle holds, from its manifest and parity.json alone. Opens no graph and hashes nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from lilicorr.export.plan import render_tensors
+from lilicorr.export.tables import human_bytes, table
+from lilicorr.runtime.bundle import open_bundle
+from lilicorr.runtime.manifest import Manifest
+
+PARITY_NAME = "parity.json"
+
+
+def inspect_bundle(folder: Path) -> dict[str, Any]:
+    """Return the manifest, the bytes each weight file saves by being shared, and the parity summary, if any, as plain data.
+
+    Raises:
+        UserError: `folder` is no bundle, or a file is missing or has changed size.
+    """
+    manifest = open_bundle(folder, verify=False).manifest
+    parity = folder / PARITY_NAME
+    return {
+        "manifest": dataclasses.asdict(manifest),
+        "bytes": sum(record.bytes for record in manifest.files),
+        "shared": {path: list(users) for path, users in _users(manifest).items() if len(users) > 1},
+        "parity": json.loads(parity.read_text(encoding="utf-8"))["summary"] if parity.is_file() else None,
+    }
+
+
+def render(folder: Path) -> str:
+    """Return the bundle as tables for people; errors as in `inspect_bundle`."""
+    data = inspect_bundle(folder)
+    manifest = open_bundle(folder, verify=False).manifest
+    target, drafter, limits, users = manifest.target, manifest.drafter, manifest.limits, _users(manifest)
+    head = "none" if manifest.head is None else f"{manifest.head.kind}, logit scale {manifest.head.logit_scale:g}"
+    facts = [
+        ("target", f"{target.name} ({target.architecture}), {target.vocab_size} tokens, width {target.hidden_size}"),
+        ("drafter", f"{drafter.name} ({drafter.architecture}), layers {list(drafter.target_layer_ids)} of the target"),
+        ("block", f"{drafter.block_size} of {drafter.trained_block_size} trained, {drafter.candidate_topk} candidates"),
+        ("head", head),
+        ("precision", manifest.precision),
+        ("limits", f"context {limits.max_context}, batch {limits.max_batch}, prefill chunk {limits.prefill_chunk}"),
+        ("stop tokens", ", ".join(map(str, target.stop_token_ids)) or "none"),
+        ("made", f"{manifest.created} by lilicorr {manifest.lilicorr_version}"),
+    ]
+    components = [
+        (name, part.file, f"opset {part.opset}, IR {part.ir_version}", ", ".join(part.weights))
+        for name, part in manifest.components.items()
+    ]
+    files = [(r.path, human_bytes(r.bytes), r.sha256[:12], ", ".join(users.get(r.path, ()))) for r in manifest.files]
+    parts = [
+        table(("bundle", str(folder)), facts),
+        table(("component", "graph", "format", "weights"), components),
+        table(("file", "size", "sha256", "used by"), files),
+        f"total {human_bytes(data['bytes'])}",
+        *(f"{name}\n{render_tensors(part.inputs, part.outputs)}" for name, part in manifest.components.items()),
+        _parity_text(folder, data["parity"]),
+    ]
+    return "\n\n".join(parts)
+
+
+def _users(manifest: Manifest) -> dict[str, tuple[str, ...]]:
+    """File path -> the components that read it."""
+    users: dict[str, tuple[str, ...]] = {}
+    for name, part in manifest.components.items():
+        for path in (part.file, *part.weights):
+            users[path] = (*users.get(path, ()), name)
+    return users
+
+
+def _parity_text(folder: Path, summary: list[dict[str, Any]] | None) -> str:
+    if summary is None:
+        return f"parity: not checked yet: lilicorr-export check {folder} --target DIR --drafter DIR"
+    rows = [(line["rung"], line["measure"], line["value"], line["budget"], line["verdict"]) for line in summary]
+    return table(("parity", "measure", "value", "budget", ""), rows)

@@ -1,0 +1,25 @@
+"""What can be chosen in an export, and the defaults: their only home."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
+CONTEXT_CAP = 2048  # tokens served when nothing is asked and the target allows more
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """The choices of `lilicorr-export build` and `plan`."""
+
+    precision: str = "fp32"
+    max_context: int | None = None  # None: the smaller of CONTEXT_CAP and the models' own limit
+    max_batch: int = 4
+    prefill_chunk: int = (
+        128  # tokens per prefill call: long enough to amortise the call, short enough to bound its memory
+    )
+    block_size: int | None = None  # None: the trained one
+
+    def context(self, limit: int) -> int:
+        """Tokens to serve for models that were made for at most `limit`."""
+        return min(CONTEXT_CAP, limit) if self.max_context is None else self.max_context

@@ -1,0 +1,170 @@
+"""The two Hugging Face folders an export starts from, read without a weight: configs, tokenizer files, tensor headers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lilicorr.export.headers import TensorHeader, read_headers
+from lilicorr.export.tokenizer_map import read_map
+from lilicorr.runtime.errors import UserError
+from lilicorr.train.config import DrafterConfig, config_from_dict
+
+
+@dataclass(frozen=True)
+class TargetFolder:
+    """A target: its geometry, and the files beside the weights that a bundle needs."""
+
+    path: Path
+    architecture: str
+    model_type: str
+    hidden_size: int
+    vocab_size: int
+    layers: int
+    kv_heads: int
+    head_dim: int
+    max_context: int
+    rope_theta: float
+    tied: bool  # what the config says; the export compares the tensors
+    stop_token_ids: tuple[int, ...]
+    bos_token: str | None
+    eos_token: str | None
+    chat_template: str | None
+    headers: dict[str, TensorHeader]
+
+    @property
+    def tokenizer(self) -> Path:
+        return self.path / "tokenizer.json"
+
+
+@dataclass(frozen=True)
+class DrafterFolder:
+    """A drafter checkpoint: its configuration and tensor headers (names without a leading `model.`)."""
+
+    path: Path
+    config: DrafterConfig
+    headers: dict[str, TensorHeader]
+
+
+def read_target(folder: Path) -> TargetFolder:
+    """Read a target folder.
+
+    Raises:
+        UserError: not a folder, files missing or damaged, or fields of config.json missing (all listed at once).
+    """
+    config = _config(folder, "target")
+    problems = [f"`{folder}` has no `tokenizer.json`"] if not (folder / "tokenizer.json").is_file() else []
+    headers: dict[str, TensorHeader] = {}
+    try:
+        headers = read_headers(folder)
+    except UserError as error:
+        problems.append(error.what)
+    rope = config.get("rope_parameters") or {}
+    values = {
+        "hidden_size": config.get("hidden_size"),
+        "vocab_size": config.get("vocab_size"),
+        "num_hidden_layers": config.get("num_hidden_layers"),
+        "num_attention_heads": config.get("num_attention_heads"),
+        "max_position_embeddings": config.get("max_position_embeddings"),
+        "rope_theta": rope.get("rope_theta", config.get("rope_theta")),
+    }
+    problems += [f"`{folder / 'config.json'}`: `{key}` is missing" for key, value in values.items() if value is None]
+    if problems:
+        raise UserError("\n".join(problems), hint=f"download the target again into `{folder}`")
+    settings = _json(folder / "tokenizer_config.json")
+    heads = config["num_attention_heads"]
+    eos = _token(settings.get("eos_token"))
+    return TargetFolder(
+        path=folder,
+        architecture=(config.get("architectures") or ["unknown"])[0],
+        model_type=config.get("model_type", "unknown"),
+        hidden_size=config["hidden_size"],
+        vocab_size=config["vocab_size"],
+        layers=config["num_hidden_layers"],
+        kv_heads=config.get("num_key_value_heads") or heads,
+        head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+        max_context=config["max_position_embeddings"],
+        rope_theta=float(values["rope_theta"]),
+        tied=bool(config.get("tie_word_embeddings", False)),
+        stop_token_ids=_stop_ids(folder, config, eos),
+        bos_token=_token(settings.get("bos_token")),
+        eos_token=eos,
+        chat_template=_chat_template(folder, settings),
+        headers=headers,
+    )
+
+
+def read_drafter_folder(folder: Path) -> DrafterFolder:
+    """Read a drafter folder.
+
+    Raises:
+        UserError: not a folder, files missing or damaged, or an unusable configuration (all listed at once).
+    """
+    config = _config(folder, "drafter")
+    problems: list[str] = []
+    parsed, headers = None, {}
+    try:
+        parsed = config_from_dict(config, str(folder / "config.json"))
+    except UserError as error:
+        problems.append(error.what)
+    try:
+        headers = {name.removeprefix("model."): header for name, header in read_headers(folder).items()}
+    except UserError as error:
+        problems.append(error.what)
+    if parsed is None or problems:
+        raise UserError("\n".join(problems))
+    return DrafterFolder(folder, parsed, headers)
+
+
+def _config(folder: Path, role: str) -> dict[str, Any]:
+    if not folder.is_dir():
+        raise UserError(
+            f"the {role} `{folder}` is not a folder; lilicorr reads local Hugging Face folders only",
+            hint=f"hf download {folder} --local-dir DIR, then --{role} DIR",
+        )
+    if not (folder / "config.json").is_file():
+        raise UserError(f"the {role} `{folder}` has no `config.json`: not a Hugging Face folder")
+    return _json(folder / "config.json")
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """The object in `path`; {} when there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"`{path}` cannot be read: {error}") from None
+    if not isinstance(data, dict):
+        raise UserError(f"`{path}`: expected a JSON object, found {type(data).__name__}")
+    return data
+
+
+def _token(value: Any) -> str | None:
+    """A special token of tokenizer_config.json, which is a string or an AddedToken object."""
+    return value.get("content") if isinstance(value, dict) else value
+
+
+def _stop_ids(folder: Path, config: dict[str, Any], eos_token: str | None) -> tuple[int, ...]:
+    """Every id that ends an answer, from generation_config.json, config.json and the tokenizer's end token."""
+    ids: set[int] = set()
+    for source in (_json(folder / "generation_config.json"), config):
+        value = source.get("eos_token_id")
+        ids.update(value if isinstance(value, list) else [] if value is None else [value])
+    if eos_token is not None:
+        found = read_map(folder / "tokenizer.json").ids.get(eos_token)
+        ids.update([] if found is None else [found])
+    return tuple(sorted(ids))
+
+
+def _chat_template(folder: Path, settings: dict[str, Any]) -> str | None:
+    """chat_template.jinja, or the (default) template inside tokenizer_config.json."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    value = settings.get("chat_template")
+    if isinstance(value, list):
+        return next((entry["template"] for entry in value if entry.get("name") == "default"), None)
+    return value
