@@ -131,7 +131,8 @@ def read_manifest(folder: Path) -> Manifest:
     """Read and validate `folder/manifest.json`.
 
     Raises:
-        UserError: no manifest, not JSON, another schema version, or fields missing, unknown or of the wrong type (all listed at once).
+        UserError: no manifest, not JSON, another schema version, or fields missing, unknown or of the wrong type
+            (all listed at once).
     """
     path = folder / FILE_NAME
     try:
@@ -161,7 +162,7 @@ def _parse(kind: Any, value: Any, where: str, problems: list[str]) -> Any:
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
         return value
-    if dataclasses.is_dataclass(kind):
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         if not isinstance(value, dict):
             problems.append(f"{where or 'the manifest'}: expected an object, found {type(value).__name__}")
             return None

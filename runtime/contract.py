@@ -1,0 +1,81 @@
+"""The names, dtypes and shapes the three graphs must have for a given manifest: docs/design.md, "The three graphs", as code.
+
+Compares descriptions only; it opens no graph.
+"""
+
+from __future__ import annotations
+
+from lilicorr.runtime.manifest import Cache, Component, Manifest, Tensor
+
+FLOATS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+
+Interface = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
+
+
+def expected_interfaces(manifest: Manifest) -> dict[str, Interface]:
+    """Inputs and outputs of every component this bundle must have."""
+    real = FLOATS[manifest.precision]
+    target, drafter = manifest.target, manifest.drafter
+    hidden, slots, topk = target.hidden_size, drafter.block_size - 1, drafter.candidate_topk
+    features = len(drafter.target_layer_ids) * hidden
+
+    def ints(name: str, *shape: int | str) -> Tensor:
+        return Tensor(name, "int32", shape)
+
+    candidates = (
+        ints("candidate_ids", "N", slots, topk),
+        Tensor("log_probs", "float32", ("N", slots, topk)),
+        Tensor("hidden", real, ("N", slots, hidden)),
+        Tensor("anchor_row", real, ("N", hidden)),
+    )
+    interfaces: dict[str, Interface] = {
+        "target": (
+            (ints("tokens", "N", "T"), ints("lengths", "N"), *_rows("{}_cache_{}", target.cache, "C")),
+            (
+                Tensor("logits", "float32", ("N", "T", target.vocab_size)),
+                ints("next_ids", "N", "T"),
+                Tensor("features", real, ("N", "T", features)),
+                *_rows("new_{}_{}", target.cache, "T"),
+            ),
+        ),
+        "drafter": (
+            (
+                ints("anchor", "N"),
+                Tensor("features", real, ("N", "M", features)),
+                ints("count", "N"),
+                ints("lengths", "N"),
+                *_rows("{}_cache_{}", drafter.cache, "C"),
+            ),
+            (*candidates, *_rows("new_{}_{}", drafter.cache, "M")),
+        ),
+    }
+    if manifest.head is not None:
+        scores = (
+            Tensor("start", "float32", ("N", topk)),
+            Tensor("pair", "float32", ("N", slots - 1, topk, topk)),
+        )
+        interfaces["scorer"] = (candidates, (ints("draft_tokens", "N", slots), ints("path", "N", slots), *scores))
+    return interfaces
+
+
+def interface_problems(name: str, component: Component, expected: Interface) -> list[str]:
+    """Every difference between a recorded component and the contract, one line each."""
+    problems = []
+    for kind, found, wanted in (("input", component.inputs, expected[0]), ("output", component.outputs, expected[1])):
+        by_name = {tensor.name: tensor for tensor in found}
+        problems += [f"{name}: no {kind} `{t.name}`" for t in wanted if t.name not in by_name]
+        names = {tensor.name for tensor in wanted}
+        problems += [f"{name}: unexpected {kind} `{other}`" for other in by_name if other not in names]
+        for tensor in wanted:
+            other = by_name.get(tensor.name, tensor)
+            if (other.dtype, other.shape) != (tensor.dtype, tensor.shape):
+                problems.append(
+                    f"{name}: {kind} `{tensor.name}` is {other.dtype} {list(other.shape)}, "
+                    f"expected {tensor.dtype} {list(tensor.shape)}"
+                )
+    return problems
+
+
+def _rows(pattern: str, cache: Cache, rows: str) -> tuple[Tensor, ...]:
+    shape = ("N", cache.kv_heads, rows, cache.head_dim)
+    return tuple(Tensor(pattern.format(kind, i), cache.dtype, shape) for i in range(cache.layers) for kind in "kv")

@@ -1,0 +1,244 @@
+"""The lossless greedy speculative loop over three engines, one or many ragged lanes. Knows token ids, nothing of text.
+
+A lane's caches hold every token but its last (the anchor). A round drafts after the anchor, verifies anchor + drafts in one target
+step, keeps the longest prefix of drafts equal to the target's own choices plus one token of the target, and commits exactly the
+rows of the tokens it keeps. A block of 1 is plain decoding on the same target engine, without a drafter call.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lilicorr.runtime.errors import UserError
+from lilicorr.runtime.manifest import Manifest
+from lilicorr.runtime.stats import LaneRound, Round
+from lilicorr.runtime.steps import Steps
+
+# Given a lane and its newly emitted tokens, how many tokens of the whole answer stay when a stop string ends it; None: go on.
+Cut = Callable[[int, Sequence[int]], int | None]
+
+
+@dataclass
+class _Lane:
+    index: int
+    prompt: int  # tokens
+    budget: int  # tokens it may still emit
+    reason: str  # why the budget ends
+    emitted: int = 0
+    anchor: int = 0
+
+
+class GreedyLoop:
+    """Greedy generation on `steps`. One run at a time: starting a run ends the one before it."""
+
+    def __init__(self, steps: Steps, manifest: Manifest):
+        self._steps, self._stops = steps, frozenset(manifest.target.stop_token_ids)
+        self._limits = manifest.limits
+        self._history: list[int] = []  # tokens whose rows lane 0 holds, after a run of one lane
+        self._run = 0
+
+    def run(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        *,
+        speculative: bool = True,
+        use_head: bool = True,
+        reuse_prefix: bool = False,
+        cut: Cut | None = None,
+    ) -> Iterator[Round]:
+        """Yield the prefill and then every round, until all lanes have finished.
+
+        Args:
+            prompts: Token ids per lane, none empty.
+            max_new_tokens: Most tokens per answer, at least 1.
+            speculative: False decodes with blocks of 1.
+            use_head: Draft by the head's walk; False, or a bundle without head: each slot's best candidate.
+            reuse_prefix: Keep the rows of a prefix shared with the previous single-lane run.
+            cut: Stop-string test.
+
+        Raises:
+            UserError: too many prompts, an empty one, or one that leaves no room for an answer.
+        """
+        self._check(prompts, max_new_tokens)
+        self._run += 1
+        return self._rounds(self._run, prompts, max_new_tokens, speculative, use_head, reuse_prefix, cut)
+
+    def top_two(self, prompt: Sequence[int], answer: Sequence[int]) -> tuple[int, int, float]:
+        """The two best next tokens after `prompt` + `answer` and their logit gap, decoding plainly as `run` does.
+
+        Args:
+            prompt: Token ids.
+            answer: Tokens emitted so far, at least the prefill's one.
+        """
+        for _ in self.run([prompt], 1, speculative=False):
+            pass
+        self._history = []
+        for token in answer:
+            logits = self._steps.verify_logits(token)
+            self._steps.target.commit(1, np.ones(1, dtype=np.int32))
+        second, first = np.argsort(logits, kind="stable")[-2:].tolist()
+        return first, second, float(logits[first] - logits[second])
+
+    def _check(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
+        limits = self._limits
+        if not 1 <= len(prompts) <= limits.max_batch:
+            raise UserError(
+                f"{len(prompts)} prompts in one batch, the bundle serves 1 to {limits.max_batch}",
+                hint=f"lilicorr-export build … --max-batch {max(1, len(prompts))}",
+            )
+        if max_new_tokens < 1:
+            raise UserError(f"max_new_tokens is {max_new_tokens}, expected at least 1", hint="--max-new-tokens 256")
+        for prompt in prompts:
+            if not prompt:
+                raise UserError("the prompt is empty", hint="give at least one word")
+            if len(prompt) + 1 > limits.max_context:
+                raise UserError(
+                    f"the prompt has {len(prompt)} tokens and an answer needs 1 more, the bundle's context is {limits.max_context}",
+                    hint=f"shorten the prompt, or lilicorr-export build … --max-context {len(prompt) + 256}",
+                )
+
+    def _rounds(
+        self,
+        run: int,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        speculative: bool,
+        use_head: bool,
+        reuse_prefix: bool,
+        cut: Cut | None,
+    ) -> Iterator[Round]:
+        steps, use_head = self._steps, use_head and self._steps.has_head
+        clock = _Clock(steps)
+        room = [self._limits.max_context - len(p) for p in prompts]
+        lanes = [
+            _Lane(i, len(p), min(max_new_tokens, r), "length" if max_new_tokens <= r else "context")
+            for i, (p, r) in enumerate(zip(prompts, room, strict=True))
+        ]
+        self._begin(prompts, speculative, reuse_prefix)
+        firsts, width, counts = self._prefill(prompts, speculative)
+        if len(lanes) == 1:
+            self._history = list(prompts[0])
+        records = [self._emit(lane, [int(first)], cut) for lane, first in zip(lanes, firsts, strict=True)]
+        lanes, counts = self._drop_finished(lanes, records, width, counts)
+        done = clock.round(prefill=True, offered=0, records=records)
+        while True:
+            yield done
+            if not lanes:
+                return
+            if run != self._run:
+                raise RuntimeError("this generation ended when another one was started on the same session")
+            clock.start()
+            block = min(steps.block_size, max(lane.budget for lane in lanes)) if speculative else 1
+            tokens = np.empty((len(lanes), block), dtype=np.int32)
+            tokens[:, 0] = [lane.anchor for lane in lanes]
+            if block > 1:
+                drafts = steps.draft(tokens[:, 0], width, counts, use_head=use_head)
+                tokens[:, 1:] = drafts[:, : block - 1]
+            choices, width = steps.verify(tokens), block
+            accepted = np.cumprod(tokens[:, 1:] == choices[:, :-1], axis=1).sum(axis=1).tolist()
+            records = [
+                self._emit(lane, row[: 1 + min(n, lane.budget - 1)], cut, drafts=n)
+                for lane, row, n in zip(lanes, choices.tolist(), accepted, strict=True)
+            ]
+            counts = np.array([len(record.tokens) for record in records], dtype=np.int32)
+            if self._history:
+                self._history += tokens[0, : counts[0]].tolist()
+            steps.target.commit(width, counts)
+            self._retract(lanes, records)
+            lanes, counts = self._drop_finished(lanes, records, width, counts)
+            done = clock.round(prefill=False, offered=block - 1, records=records)
+
+    def _begin(self, prompts: Sequence[Sequence[int]], speculative: bool, reuse_prefix: bool) -> None:
+        """Set the caches to what the prompts share with the last run, which is nothing unless it is asked for."""
+        steps, shared = self._steps, 0
+        if reuse_prefix and len(prompts) == 1 and self._history:
+            most = min(len(prompts[0]) - 1, int(steps.target.lengths[0]))
+            if speculative:
+                most = min(most, int(steps.drafter.lengths[0]))
+            while shared < most and self._history[shared] == prompts[0][shared]:
+                shared += 1
+        self._history = []
+        if shared:
+            steps.target.truncate(0, shared)
+            steps.drafter.truncate(0, shared)
+        else:
+            steps.reset(len(prompts))
+
+    def _prefill(self, prompts: Sequence[Sequence[int]], speculative: bool) -> tuple[np.ndarray, int, np.ndarray]:
+        """Forward the prompts in chunks, aligned at their ends so that every lane has rows in the last chunk.
+
+        Returns:
+            First tokens (N,), and width and valid rows (N,) of the last chunk, whose features the drafter has not seen yet.
+        """
+        steps, chunk = self._steps, self._limits.prefill_chunk
+        rest = [list(p[done:]) for p, done in zip(prompts, steps.target.lengths.tolist(), strict=True)]
+        longest = max(map(len, rest))
+        for begin in range(0, longest, chunk):
+            end = min(begin + chunk, longest)
+            tokens = np.zeros((len(rest), end - begin), dtype=np.int32)
+            counts = np.zeros(len(rest), dtype=np.int32)
+            for lane, ids in enumerate(rest):
+                late = longest - len(ids)
+                part = ids[max(0, begin - late) : max(0, end - late)]
+                tokens[lane, : len(part)] = part
+                counts[lane] = len(part)
+            choices = steps.verify(tokens)
+            steps.target.commit(end - begin, counts)
+            if speculative and end < longest:
+                steps.feed(end - begin, counts)
+        return choices[np.arange(len(rest)), counts - 1], end - begin, counts
+
+    def _emit(self, lane: _Lane, tokens: list[int], cut: Cut | None, drafts: int = 0) -> LaneRound:
+        """Book the verified `tokens` of a lane: end at a stop token, at a stop string or with the budget."""
+        finish = None
+        stop = next((i for i, token in enumerate(tokens) if token in self._stops), None)
+        if stop is not None:
+            tokens, finish = tokens[: stop + 1], "stop"
+        total = lane.emitted + len(tokens)
+        if cut is not None:
+            kept = cut(lane.index, tokens if stop is None else tokens[:-1])
+            if kept is not None:
+                total, finish = kept, "stop"
+        retracted = max(0, lane.emitted - total)
+        tokens = tokens[: max(0, total - lane.emitted)]
+        lane.budget -= len(tokens)
+        lane.emitted = total
+        if tokens:
+            lane.anchor = tokens[-1]
+        if finish is None and lane.budget == 0:
+            finish = lane.reason
+        return LaneRound(lane.index, tuple(tokens), min(drafts, len(tokens)), finish, retracted)
+
+    def _retract(self, lanes: Sequence[_Lane], records: Sequence[LaneRound]) -> None:
+        for position, (lane, record) in enumerate(zip(lanes, records, strict=True)):
+            if record.retracted:
+                self._steps.target.truncate(position, lane.prompt + max(lane.emitted - 1, 0))
+
+    def _drop_finished(
+        self, lanes: list[_Lane], records: Sequence[LaneRound], width: int, counts: np.ndarray
+    ) -> tuple[list[_Lane], np.ndarray]:
+        going = [i for i, record in enumerate(records) if record.finish is None]
+        if going and len(going) < len(lanes):
+            self._steps.keep(going, width)
+        return [lanes[i] for i in going], counts[going]
+
+
+class _Clock:
+    """Wall time of a round, split by the engine seconds that `steps` gathers."""
+
+    def __init__(self, steps: Steps):
+        self._steps = steps
+        self.start()
+
+    def start(self) -> None:
+        self._began = time.perf_counter()
+        self._steps.seconds.update(dict.fromkeys(self._steps.seconds, 0.0))
+
+    def round(self, *, prefill: bool, offered: int, records: Sequence[LaneRound]) -> Round:
+        total = time.perf_counter() - self._began
+        return Round(prefill=prefill, offered=offered, lanes=tuple(records), total=total, **self._steps.seconds)

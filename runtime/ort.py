@@ -1,0 +1,124 @@
+"""ONNX Runtime backend, CPU provider: host buffers, three sessions over shared weight files, calls bound by pointer.
+
+onnxruntime is imported when a backend is opened, not before.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from lilicorr.runtime.arena import HostArena
+from lilicorr.runtime.bundle import REBUILD, Bundle
+from lilicorr.runtime.errors import EXIT_ENGINE, UserError
+from lilicorr.runtime.manifest import Cache, Component
+
+_NUMPY_NAMES = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(int32)": "int32"}
+
+
+def default_threads() -> int:
+    """Cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class OrtBackend:
+    """Implements `engine.Backend` on the host.
+
+    Args:
+        bundle: A verified bundle.
+        threads: Threads per graph call; None takes every core this process may use.
+
+    Raises:
+        UserError: onnxruntime is missing, the precision has no CPU kernels, or a graph differs from its manifest entry.
+    """
+
+    def __init__(self, bundle: Bundle, threads: int | None = None):
+        if bundle.manifest.precision == "bf16":
+            raise UserError(
+                "the bundle is bf16, which ONNX Runtime cannot run on a CPU; expected fp32 or fp16",
+                hint="lilicorr-export build … --precision fp32",
+                exit_code=EXIT_ENGINE,
+            )
+        self.threads = threads or default_threads()
+        self._sessions = {
+            name: _open_session(bundle, name, component, self.threads)
+            for name, component in bundle.manifest.components.items()
+        }
+
+    def __enter__(self) -> OrtBackend:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._sessions.clear()
+
+    def buffer(self, shape: Sequence[int], dtype: str) -> np.ndarray:
+        return np.zeros(shape, dtype=dtype)
+
+    def view(self, buffer: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+        flat = buffer.reshape(-1)
+        return flat[: int(np.prod(shape))].reshape(shape)
+
+    def upload(self, buffer: np.ndarray, values: np.ndarray) -> None:
+        buffer[...] = values
+
+    def download(self, buffer: np.ndarray) -> np.ndarray:
+        return buffer
+
+    def take_lanes(self, buffer: np.ndarray, lanes: Sequence[int]) -> None:
+        for position, lane in enumerate(lanes):
+            if position != lane:
+                buffer[position] = buffer[lane]
+
+    def arena(self, cache: Cache, *, lanes: int, rows: int, width: int) -> HostArena:
+        return HostArena(cache, lanes=lanes, rows=rows, width=width)
+
+    def bind(self, graph: str, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]) -> _BoundCall:
+        return _BoundCall(self._sessions[graph], inputs, outputs)
+
+
+class _BoundCall:
+    """A session with an IO binding that points at numpy memory; keeps the arrays alive."""
+
+    def __init__(self, session: Any, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]):
+        self._session, self._binding, self._alive = session, session.io_binding(), (dict(inputs), dict(outputs))
+        for arrays, bind in ((inputs, self._binding.bind_input), (outputs, self._binding.bind_output)):
+            for name, array in arrays.items():
+                assert array.flags.c_contiguous, name
+                bind(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+
+    def __call__(self) -> None:
+        self._session.run_with_iobinding(self._binding)
+
+
+def _open_session(bundle: Bundle, name: str, component: Component, threads: int) -> Any:
+    try:
+        import onnxruntime as ort
+    except ImportError as error:
+        raise UserError(f"onnxruntime cannot be imported: {error}", hint="pip install 'lilicorr[cpu]'") from None
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.log_severity_level = 3
+    # The three sessions take turns: threads of one that spin after its run would steal the cores of the next.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    try:
+        session = ort.InferenceSession(bundle.path(component.file), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime raises a dozen unrelated classes for a graph that it cannot load
+        raise UserError(
+            f"onnxruntime {ort.__version__} cannot load `{component.file}`: {error}", hint=REBUILD
+        ) from error
+    for kind, found, recorded in (
+        ("inputs", session.get_inputs(), component.inputs),
+        ("outputs", session.get_outputs(), component.outputs),
+    ):
+        have = {(value.name, _NUMPY_NAMES.get(value.type, value.type)) for value in found}
+        want = {(tensor.name, tensor.dtype) for tensor in recorded}
+        if have != want:
+            raise UserError(
+                f"`{component.file}` and the manifest disagree on the {kind} of `{name}`: {sorted(have ^ want)}",
+                hint=REBUILD,
+            )
+    return session

@@ -1,0 +1,180 @@
+"""The Python interface: `load` a bundle, then `generate`, `generate_batch` or `stream`.
+
+Joins tokenizer, loop and text; prints nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from lilicorr.runtime.bundle import open_bundle
+from lilicorr.runtime.engine import Backend
+from lilicorr.runtime.loop import GreedyLoop
+from lilicorr.runtime.manifest import Manifest
+from lilicorr.runtime.stats import Round, Stats
+from lilicorr.runtime.steps import Steps
+from lilicorr.runtime.text import TextStream
+from lilicorr.runtime.tokenizer import ChatTokenizer, Message
+
+Prompt = str | Sequence[Message]  # plain text to continue, or a conversation to answer
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to generate. The one home of these defaults.
+
+    Attributes:
+        max_new_tokens: Most tokens per answer.
+        stop: Strings that end an answer just before them.
+        speculative: False decodes token by token on the same target engine.
+        use_head: False drafts each slot's best candidate, as plain DFlash does.
+        reuse_prefix: Keep the cache rows of a prefix shared with the previous answer (a conversation that grows).
+    """
+
+    max_new_tokens: int = 256
+    stop: str | Sequence[str] = ()
+    speculative: bool = True
+    use_head: bool = True
+    reuse_prefix: bool = False
+
+
+@dataclass(frozen=True)
+class Result:
+    """One answer. `token_ids` ends with the stop token when one ended it, and never holds what only a stop string needed."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str  # "stop", "length" (max_new_tokens) or "context" (the bundle's context is full)
+    stats: Stats
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What one round adds to a streamed answer.
+
+    Attributes:
+        pieces: (text, accepted draft?) in order; joined over all chunks they are the answer's text.
+        round: Timings and token counts.
+        result: The whole answer, in the last chunk only.
+    """
+
+    pieces: tuple[tuple[str, bool], ...]
+    round: Round
+    result: Result | None
+
+
+class Session:
+    """An open bundle on one backend. A context manager; not for several threads at once."""
+
+    def __init__(self, backend: Backend, manifest: Manifest, tokenizer: ChatTokenizer):
+        self.manifest, self.tokenizer, self._backend = manifest, tokenizer, backend
+        self.loop = GreedyLoop(Steps(backend, manifest), manifest)
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._backend.__exit__(kind, error, at)
+
+    def close(self) -> None:
+        self.__exit__(None, None, None)
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt: plain text as it is, a conversation through the chat template."""
+        return self.tokenizer.encode_text(prompt) if isinstance(prompt, str) else self.tokenizer.encode_chat(prompt)
+
+    def generate(self, prompt: Prompt, **options: Any) -> Result:
+        """Answer one prompt.
+
+        Args:
+            prompt: Plain text to continue, or messages ({"role": …, "content": …}) to answer.
+            **options: Fields of `Options`.
+
+        Raises:
+            UserError: an empty prompt, or one that leaves no room for an answer.
+        """
+        return self.generate_batch([prompt], **options)[0]
+
+    def generate_batch(self, prompts: Sequence[Prompt], **options: Any) -> list[Result]:
+        """Answer up to `manifest.limits.max_batch` prompts together, in order."""
+        answers, rounds = self._start(prompts, Options(**options))
+        for turn in rounds:
+            for lane in turn.lanes:
+                answers[lane.lane].add(turn, lane.lane)
+        return [answer.result() for answer in answers]
+
+    def stream(self, prompt: Prompt, **options: Any) -> Iterator[Chunk]:
+        """Answer one prompt, a chunk per round."""
+        (answer,), rounds = self._start([prompt], Options(**options))
+        return (answer.chunk(turn) for turn in rounds)
+
+    def _start(self, prompts: Sequence[Prompt], options: Options) -> tuple[list[_Answer], Iterator[Round]]:
+        stops = [options.stop] if isinstance(options.stop, str) else options.stop
+        answers = [_Answer(self.encode(prompt), TextStream(self.tokenizer.decode, stops)) for prompt in prompts]
+        rounds = self.loop.run(
+            [answer.prompt for answer in answers],
+            options.max_new_tokens,
+            speculative=options.speculative,
+            use_head=options.use_head,
+            reuse_prefix=options.reuse_prefix,
+            cut=lambda lane, tokens: answers[lane].text.push(tokens),
+        )
+        return answers, rounds
+
+
+class _Answer:
+    """Gathers one lane's rounds."""
+
+    def __init__(self, prompt: list[int], text: TextStream):
+        self.prompt, self.text, self.stats = prompt, text, Stats(len(prompt))
+        self._tokens: list[int] = []
+        self._drafted: list[bool] = []
+        self._finish: str | None = None
+
+    def add(self, turn: Round, lane_index: int) -> None:
+        lane = next(lane for lane in turn.lanes if lane.lane == lane_index)
+        self.stats.add(turn, lane)
+        self._tokens += lane.tokens
+        self._drafted += [i < lane.drafts for i in range(len(lane.tokens))]
+        if lane.retracted:
+            del self._tokens[-lane.retracted :], self._drafted[-lane.retracted :]
+        if lane.finish is not None:
+            self._finish = lane.finish
+            self.text.finish()
+
+    def chunk(self, turn: Round) -> Chunk:
+        self.add(turn, 0)
+        pieces = tuple((piece.text, self._drafted[piece.token]) for piece in self.text.take())
+        return Chunk(pieces, turn, self.result() if self._finish is not None else None)
+
+    def result(self) -> Result:
+        return Result(self.text.text, tuple(self._tokens), self._finish or "", self.stats)
+
+
+def load(bundle: str | os.PathLike[str], *, threads: int | None = None, verify: bool = True) -> Session:
+    """Open a bundle for generation on the CPU.
+
+    Args:
+        bundle: Bundle folder.
+        threads: Threads per engine call; None takes every core this process may use.
+        verify: Hash every file first.
+
+    Raises:
+        UserError: the bundle is damaged or does not run here.
+    """
+    from lilicorr.runtime.ort import OrtBackend
+
+    opened = open_bundle(os.fspath(bundle), verify=verify)
+    target = opened.manifest.target
+    tokenizer = ChatTokenizer(opened.folder, target.bos_token, target.eos_token)
+    return Session(OrtBackend(opened, threads), opened.manifest, tokenizer)
+
+
+def user_message(text: str, system: str | None = None) -> list[Mapping[str, str]]:
+    """A conversation of one user message."""
+    first = [{"role": "system", "content": system}] if system else []
+    return [*first, {"role": "user", "content": text}]
