@@ -92,10 +92,8 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    if (folder / INDEX).is_file():
-        shards = sorted(set(read_json(folder / INDEX).get("weight_map", {}).values()))
-    else:
-        shards = [WEIGHTS]
+    sharded = (folder / INDEX).is_file()
+    shards = sorted(set(read_json(folder / INDEX).get("weight_map", {}).values())) if sharded else [WEIGHTS]
     tensors: dict[str, Tensor] = {}
     for shard in shards:
         path = folder / shard

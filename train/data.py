@@ -1,0 +1,99 @@
+"""Training sequences: the target's responses as token ids with the position where supervision begins."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lilicorr.runtime.errors import UserError
+
+
+@dataclass(frozen=True)
+class Sequence_:
+    """One conversation: `ids` are prompt and response, `answer` is the index of the response's first token."""
+
+    id: str
+    ids: tuple[int, ...]
+    answer: int
+
+
+def ends_in_loop(ids: Sequence[int], max_period: int = 32, repeats: int = 3) -> bool:
+    """True when the tail repeats itself: some period ≤ max_period, `repeats` times over."""
+    for period in range(1, max_period + 1):
+        tail = ids[-period * repeats :]
+        if len(tail) == period * repeats and all(tail[i] == tail[i - period] for i in range(period, len(tail))):
+            return True
+    return False
+
+
+def read_sequences(files: Iterable[Path | str], tokenizer: Any, *, max_length: int, block_size: int) -> list[Sequence_]:
+    """Read `lilicorr-train regenerate` output; looping answers and answers shorter than a block are left out.
+
+    Args:
+        tokenizer: a transformers tokenizer with a chat template.
+        max_length: longer sequences are cut at the end, in tokens.
+
+    Raises:
+        UserError: a missing file, a malformed line (with its number), no chat template, or nothing left to train on.
+    """
+    if not getattr(tokenizer, "chat_template", None):
+        raise UserError("the target's tokenizer has no chat template, the responses cannot be put in context")
+    sequences = []
+    for file in files:
+        for number, record in _records(Path(file)):
+            try:
+                messages = [{"role": "user", "content": record["turns"][0]}]
+                prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+                answer = tokenizer(record["response"], add_special_tokens=False).input_ids
+            except (KeyError, IndexError, TypeError) as error:
+                raise UserError(f"{file}:{number}: expected `id`, `turns` and `response`: {error!r}") from None
+            if ends_in_loop(answer):
+                continue
+            if record.get("finished"):
+                answer = [*answer, tokenizer.eos_token_id]
+            head = tokenizer(prompt, add_special_tokens=False).input_ids
+            if len(answer) >= block_size and len(head) + block_size < max_length:
+                sequences.append(
+                    Sequence_(str(record.get("id", number)), tuple((head + answer)[:max_length]), len(head))
+                )
+    if not sequences:
+        raise UserError(f"no usable response in {[str(f) for f in files]}", hint="lilicorr-train regenerate --help")
+    return sequences
+
+
+def _records(file: Path) -> Iterable[tuple[int, dict[str, Any]]]:
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise UserError(f"`{file}` cannot be read: {error}", hint="lilicorr-train regenerate --help") from None
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                yield number, json.loads(line)
+            except json.JSONDecodeError as error:
+                raise UserError(f"{file}:{number}: not a JSON object: {error}") from None
+
+
+def split(sequences: Sequence[Sequence_], held_out: float) -> tuple[list[Sequence_], list[Sequence_]]:
+    """(training, development) by a hash of the id, so that a sequence stays on its side when the data grows."""
+    train, held = [], []
+    for item in sequences:
+        share = int.from_bytes(hashlib.sha256(item.id.encode()).digest()[:4], "big") / 2**32
+        (held if share < held_out else train).append(item)
+    return train, held
+
+
+def frequent_tokens(sequences: Iterable[Sequence_], size: int, always: Iterable[int] = ()) -> list[int]:
+    """The `size` target ids a reduced draft vocabulary keeps, ascending: `always`, then by frequency in the answers, then by id
+    (BPE ids rise as merges get rarer)."""
+    counts = Counter(token for item in sequences for token in item.ids[item.answer :])
+    ranked = [*always, *(token for token, _ in counts.most_common())]
+    kept = list(dict.fromkeys(ranked))[:size]
+    seen = set(kept)
+    filler = (token for token in range(size + len(seen)) if token not in seen)
+    return sorted(kept + [next(filler) for _ in range(size - len(kept))])

@@ -1,0 +1,45 @@
+"""Target features of the training sequences, computed once and kept on disk in bf16.
+
+One file per sequence, written on first use: a second epoch, another drafter or a resumed run reads it back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lilicorr.train.data import Sequence_
+from lilicorr.train.target import target_features
+
+
+class FeatureCache:
+    """Args: a loaded target, the captured layers, and a folder for the files (one subfolder per target and layer set)."""
+
+    def __init__(self, model: Any, target_name: str, layer_ids: tuple[int, ...], folder: Path):
+        self.model, self.layer_ids = model, layer_ids
+        key = hashlib.sha256(f"{target_name} {layer_ids}".encode()).hexdigest()[:12]
+        self.folder = folder / key
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def get(self, item: Sequence_) -> tuple[Tensor, Tensor]:
+        """features (T, F*H) and final normed hidden rows (T, H) of the sequence, bf16."""
+        from safetensors.torch import load_file, save_file
+
+        digest = hashlib.sha256(repr(item.ids).encode()).hexdigest()[:24]
+        path = self.folder / f"{digest}.safetensors"
+        if not path.exists():
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.model.device.type == "cpu"):
+                features, hidden = target_features(
+                    self.model, torch.tensor([item.ids], device=self.model.device), self.layer_ids
+                )
+            tensors = {"features": features[0], "hidden": hidden[0]}
+            temporary = path.with_suffix(f".{os.getpid()}")
+            save_file({name: t.to(torch.bfloat16).cpu().contiguous() for name, t in tensors.items()}, temporary)
+            os.replace(temporary, path)
+        tensors = load_file(path)
+        return tensors["features"], tensors["hidden"]

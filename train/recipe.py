@@ -1,0 +1,148 @@
+"""A training run as one YAML file: what it trains on, the drafter's geometry, the objective, the schedule."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lilicorr.runtime.errors import UserError
+from lilicorr.train.config import DrafterConfig, HeadConfig, default_target_layer_ids
+from lilicorr.train.objective import Weights
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The drafter; what is not here (width, vocabulary, rope, …) comes from the target."""
+
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    intermediate_size: int
+    block_size: int
+    mask_token_id: int
+    target_layer_ids: list[int] | None = None  # None: the published rule
+    draft_vocab_size: int | None = None  # None: the target's whole vocabulary
+
+
+@dataclass(frozen=True)
+class Head:
+    """The LiLiCorr head; `enabled: false` trains plain DFlash."""
+
+    enabled: bool
+    candidate_topk: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    mlp_ratio: float
+    factor_dim: int
+    vector_eps: float
+    logit_scale: float
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One run. Paths are relative to the working directory."""
+
+    target: str
+    responses: list[str]
+    out: str
+    drafter: Geometry
+    head: Head
+    objective: Weights = dataclasses.field(default_factory=Weights)
+    steps: int = 1000
+    sequences_per_step: int = 4
+    anchors_per_sequence: int = 48
+    max_length: int = 512
+    learning_rate: float = 1e-3
+    warmup: float = 0.04  # share of the steps
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    held_out: float = 0.03  # share of the sequences kept for development
+    seed: int = 42
+    bf16: bool = True  # bf16 compute under fp32 master weights
+    save_every: int = 200
+    threads: int | None = None
+
+    def drafter_config(self, target: Any, sequences_vocab: list[int] | None) -> DrafterConfig:
+        """The configuration of a new drafter for a loaded target (a transformers config)."""
+        rope = dict(target.rope_parameters)
+        ids = self.drafter.target_layer_ids
+        geometry = dataclasses.asdict(self.drafter) | {
+            "target_layer_ids": tuple(ids)
+            if ids is not None
+            else default_target_layer_ids(self.drafter.num_hidden_layers, target.num_hidden_layers),
+            "draft_vocab_size": None if sequences_vocab is None else len(sequences_vocab),
+        }
+        head = {k: v for k, v in vars(self.head).items() if k != "enabled"}
+        return DrafterConfig(
+            **geometry,
+            hidden_size=target.hidden_size,
+            rms_norm_eps=target.rms_norm_eps,
+            vocab_size=target.vocab_size,
+            max_position_embeddings=target.max_position_embeddings,
+            rope=rope,
+            num_target_layers=target.num_hidden_layers,
+            head=HeadConfig(**head) if self.head.enabled else None,
+        )
+
+
+def read_recipe(path: Path | str, overrides: typing.Sequence[str] = ()) -> Recipe:
+    """Read a recipe and apply `key.sub=value` overrides (values in YAML).
+
+    Raises:
+        UserError: unreadable YAML, or fields missing, unknown or of the wrong type (all at once).
+    """
+    import yaml
+
+    try:
+        data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        for override in overrides:
+            key, _, value = override.partition("=")
+            *parents, leaf = key.split(".")
+            node = data
+            for parent in parents:
+                node = node.setdefault(parent, {})
+            node[leaf] = yaml.safe_load(value)
+    except (OSError, yaml.YAMLError, AttributeError, TypeError) as error:
+        raise UserError(f"recipe `{path}` cannot be read: {error}") from None
+    problems: list[str] = []
+    recipe = _build(Recipe, data, "", problems)
+    if problems:
+        raise UserError(f"recipe `{path}` is not valid:\n  " + "\n  ".join(problems))
+    return recipe
+
+
+def _build(kind: Any, data: Any, prefix: str, problems: list[str]) -> Any:
+    if not isinstance(data, dict):
+        problems.append(f"`{prefix or '(top level)'}`: expected a mapping, found {type(data).__name__}")
+        return None
+    hints = typing.get_type_hints(kind)
+    values = {}
+    for name, value in data.items():
+        if name not in hints:
+            problems.append(f"`{prefix}{name}` is unknown")
+        elif dataclasses.is_dataclass(hints[name]):
+            values[name] = _build(hints[name], value, f"{prefix}{name}.", problems)
+        else:
+            values[name] = _typed(hints[name], value, prefix + name, problems)
+    for field in dataclasses.fields(kind):
+        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if required and field.name not in data:
+            problems.append(f"`{prefix}{field.name}` is missing")
+    return None if problems else kind(**values)
+
+
+def _typed(hint: Any, value: Any, name: str, problems: list[str]) -> Any:
+    options = typing.get_args(hint) if typing.get_origin(hint) not in (list, None) else (hint,)
+    for option in options:
+        plain = typing.get_origin(option) or option
+        if plain is float and isinstance(value, int) and not isinstance(value, bool):
+            return float(value)
+        if isinstance(value, plain) and not (isinstance(value, bool) and plain is not bool):
+            return value
+    problems.append(f"`{name}`: expected {hint}, found {value!r}")
+    return None

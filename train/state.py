@@ -1,0 +1,68 @@
+"""The state of an unfinished training run: weights, optimiser moments and step, in one safetensors file (no pickle)."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+
+import torch
+
+from lilicorr.runtime.errors import UserError
+from lilicorr.train.drafter import Drafter
+from lilicorr.train.recipe import Recipe
+
+FILE = "state.safetensors"
+FREE = {"save_every", "threads"}  # recipe fields that may differ on resume
+
+
+def save(out: Path, recipe: Recipe, drafter: Drafter, optimiser: torch.optim.Optimizer, step: int) -> None:
+    """Write the state; the previous one stays until the new one is whole."""
+    from safetensors.torch import save_file
+
+    tensors = {f"model.{name}": tensor for name, tensor in drafter.state_dict().items()}
+    for name, parameter in drafter.named_parameters():
+        for key, value in optimiser.state.get(parameter, {}).items():
+            tensors[f"optimiser.{name}.{key}"] = torch.as_tensor(value)
+    metadata = {"step": str(step), "recipe": json.dumps(dataclasses.asdict(recipe))}
+    temporary = out / f"{FILE}.{os.getpid()}"
+    try:
+        save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, temporary, metadata=metadata)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise UserError(f"the state cannot be saved in `{out}`: {error}; the one saved before is untouched") from None
+    os.replace(temporary, out / FILE)
+
+
+def load(out: Path, recipe: Recipe, drafter: Drafter, optimiser: torch.optim.Optimizer) -> int:
+    """Restore the state in `out` if there is one; returns the step to go on with.
+
+    Raises:
+        UserError: the state belongs to a run with another recipe (differences listed).
+    """
+    from safetensors import safe_open
+
+    path = out / FILE
+    if not path.is_file():
+        return 0
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+        saved, ours = json.loads(metadata["recipe"]), dataclasses.asdict(recipe)
+        different = [k for k in ours if k not in FREE and saved.get(k) != ours[k]]
+        if different:
+            lines = "\n  ".join(f"{key}: {saved.get(key)!r} there, {ours[key]!r} here" for key in different)
+            raise UserError(
+                f"`{out}` holds an unfinished run of another recipe:\n  {lines}",
+                hint="choose another `out` or remove it",
+            )
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    drafter.load_state_dict({n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")})
+    for name, parameter in drafter.named_parameters():
+        prefix = f"optimiser.{name}."
+        moments = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+        if moments:
+            optimiser.state[parameter] = {
+                k: t.to(parameter.device if k != "step" else "cpu") for k, t in moments.items()
+            }
+    return int(metadata["step"])

@@ -1,0 +1,55 @@
+"""The frozen target: loading it, its features, and the two tables the drafter borrows (input embedding, lm_head)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lilicorr.runtime.errors import UserError
+
+
+def load_target(folder: Path | str, dtype: torch.dtype = torch.float32) -> Any:
+    """A transformers causal LM in eval mode without gradients.
+
+    Raises:
+        UserError: not a model folder, or an architecture transformers does not know.
+    """
+    from transformers import AutoModelForCausalLM
+
+    folder = Path(folder)
+    if not (folder / "config.json").is_file():
+        raise UserError(f"`{folder}` is not a Hugging Face model folder: it has no `config.json`", hint="make target")
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+    except (ValueError, OSError) as error:
+        raise UserError(f"`{folder}` cannot be loaded as a language model: {error}") from error
+    return model.eval().requires_grad_(False)
+
+
+def target_features(model: Any, ids: Tensor, layer_ids: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """One forward over whole texts.
+
+    Args:
+        ids: (N, T) token ids.
+        layer_ids: captured decoder layers, 0-based; transformers' hidden_states[l + 1] is the output of layer l.
+
+    Returns:
+        features (N, T, F*H) of the captured layers, and the final normed hidden rows (N, T, H) the lm_head reads.
+    """
+    with torch.no_grad():
+        out = model.model(input_ids=ids, output_hidden_states=True, use_cache=False)
+    return torch.cat([out.hidden_states[layer + 1] for layer in layer_ids], dim=-1), out.last_hidden_state
+
+
+def embedding_table(model: Any) -> Tensor:
+    """(V, H) input embedding."""
+    return model.get_input_embeddings().weight
+
+
+def lm_head_table(model: Any) -> Tensor:
+    """(V, H) output embedding; the same tensor as the input's when tied."""
+    return model.get_output_embeddings().weight
