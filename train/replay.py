@@ -25,7 +25,8 @@ from lilicorr.train.walk import greedy_walk
 @dataclass(frozen=True)
 class Round:
     draft_tokens: tuple[int, ...]
-    accepted: int  # leading drafts that were committed; a stop token or the length limit cuts it
+    accepted: int  # leading drafts among the tokens committed
+    emitted: int  # tokens committed: accepted + 1, or fewer when a stop token or the length limit cut them
 
 
 @dataclass(frozen=True)
@@ -35,10 +36,8 @@ class Replay:
 
     @property
     def acceptance_length(self) -> float:
-        """Mean of accepted drafts + 1 over the rounds; nan when there was none."""
-        if not self.rounds:
-            return float("nan")
-        return 1 + sum(r.accepted for r in self.rounds) / len(self.rounds)
+        """Tokens emitted per round; nan when there was none."""
+        return sum(r.emitted for r in self.rounds) / len(self.rounds) if self.rounds else float("nan")
 
 
 @torch.inference_mode()
@@ -81,7 +80,7 @@ def replay(
         committed = [*drafted[:accepted], best[accepted]]
         committed = _until_stop(committed, stop_ids)[: max_new_tokens - (len(text) - len(prompt_ids))]
         text += committed
-        rounds.append(Round(tuple(drafted), min(accepted, len(committed))))
+        rounds.append(Round(tuple(drafted), min(accepted, len(committed)), len(committed)))
     return Replay(tuple(text[len(prompt_ids) :]), tuple(rounds))
 
 
@@ -107,8 +106,11 @@ def acceptance_on_continuation(
     anchor = len(prompt_ids)
     while anchor + 1 < len(text):
         drafted = draft(model, drafter, text[anchor], context, anchor, slots, use_head)
-        rounds.append(Round(tuple(drafted), _matching(drafted, text[anchor + 1 :])))
-        anchor += rounds[-1].accepted + 1
+        known = text[anchor + 1 :]
+        accepted = _matching(drafted, known)
+        emitted = min(accepted + 1, len(known))
+        rounds.append(Round(tuple(drafted), accepted, emitted))
+        anchor += emitted
     return Replay(tuple(continuation_ids), tuple(rounds))
 
 
