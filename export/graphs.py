@@ -1,0 +1,71 @@
+"""The three graphs of a bundle: trace each from its torch module, write them with shared weights, describe them.
+
+This is what `bundle` writing calls; everything about one graph's inside lives in its own module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import onnx_ir as ir
+import torch
+from torch import nn
+
+from lilicorr.export.check_graph import component_from_graph
+from lilicorr.export.simplify import simplify
+from lilicorr.export.target_graph import TargetGraph
+from lilicorr.export.tracing import Port, trace
+from lilicorr.export.weights import THRESHOLD, move_weights
+from lilicorr.runtime.manifest import Component
+
+
+def trace_target(model: nn.Module, target_layer_ids: Sequence[int], dtype: torch.dtype) -> ir.Model:
+    """Target graph of a transformers causal LM; `model` is converted to `dtype` and its attention implementation replaced.
+
+    Raises:
+        UserError: an unsupported architecture (see `target_graph`).
+    """
+    graph = TargetGraph(model.to(dtype), target_layer_ids)
+    config = model.config
+    layers, width = config.num_hidden_layers, _head_dim(config)
+    inputs = [
+        Port("tokens", torch.int32, ("N", "T")),
+        Port("lengths", torch.int32, ("N",)),
+        *_caches(layers, config.num_key_value_heads, width, dtype),
+    ]
+    return _finish(trace(graph, inputs, ["logits", "next_ids", "features", *_new_rows(layers)]))
+
+
+def write_graphs(models: Mapping[str, ir.Model], folder: Path, *, threshold: int = THRESHOLD) -> dict[str, Component]:
+    """Write `<name>.onnx` for each model and their weights under `folder`, check each file, and describe it.
+
+    Args:
+        threshold: Smallest tensor in bytes that goes to a weight file.
+    """
+    weights = move_weights(models, folder, threshold=threshold)
+    components = {}
+    for name, model in models.items():
+        path = folder / f"{name}.onnx"
+        ir.save(model, path)
+        components[name] = component_from_graph(path, weights[name])
+    return components
+
+
+def _finish(model: ir.Model) -> ir.Model:
+    simplify(model)
+    model.producer_name = "lilicorr"
+    return model
+
+
+def _head_dim(config: object) -> int:
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads  # type: ignore[attr-defined]
+
+
+def _caches(layers: int, kv_heads: int, width: int, dtype: torch.dtype) -> list[list[Port]]:
+    shape = ("N", kv_heads, "C", width)
+    return [[Port(f"{kind}_cache_{i}", dtype, shape) for i in range(layers)] for kind in "kv"]
+
+
+def _new_rows(layers: int) -> list[str]:
+    return [f"new_{kind}_{i}" for kind in "kv" for i in range(layers)]
