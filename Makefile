@@ -1,6 +1,7 @@
 # make demo    from nothing to a running, verified bundle of SmolLM2-135M-Instruct (the second run reuses what is there)
 # make test    the whole test suite
 # make lint    ruff and mypy
+# make docs    docs/structure.md from the modules' docstrings
 # make target  only the target's Hugging Face folder;  make bundle  only the bundle
 # make clean   removes build/ (not .venv)
 #
@@ -18,7 +19,7 @@ WHEELS := build/wheels
 PROMPT := Explain in three sentences why the sky is blue.
 PACKAGES := train export runtime plugins_trt
 
-.PHONY: demo test lint target bundle clean
+.PHONY: demo test lint docs target bundle clean
 .DELETE_ON_ERROR:
 
 demo: $(BUNDLE)/parity.json
@@ -35,6 +36,9 @@ lint: $(INSTALLED)
 	mkdir -p build/typing/lilicorr
 	for folder in $(PACKAGES); do ln -sfn ../../../$$folder build/typing/lilicorr/$$folder; done
 	MYPYPATH=build/typing $(BIN)/mypy -p lilicorr
+
+docs: $(INSTALLED)
+	$(BIN)/python scripts/structure.py
 
 target: $(TARGET)/config.json
 
@@ -62,4 +66,4 @@ $(BUNDLE)/manifest.json: $(TARGET)/config.json $(wildcard $(DRAFTER)/*.json $(DR
 	@touch $@
 
 $(BUNDLE)/parity.json: $(BUNDLE)/manifest.json
-	$(BIN)/lilicorr-export check $(BUNDLE)
+	$(BIN)/lilicorr-export check $(BUNDLE) --target $(TARGET) --drafter $(DRAFTER)
