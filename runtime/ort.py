@@ -6,16 +6,16 @@ onnxruntime is imported when a backend is opened, not before.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 
-from lilicorr.runtime.arena import HostArena
 from lilicorr.runtime.bundle import REBUILD, Bundle
 from lilicorr.runtime.errors import EXIT_ENGINE, UserError
-from lilicorr.runtime.manifest import Cache, Component
+from lilicorr.runtime.host import HostMemory
+from lilicorr.runtime.manifest import Component
 
 _NUMPY_NAMES = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(int32)": "int32"}
 
@@ -25,7 +25,7 @@ def default_threads() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class OrtBackend:
+class OrtBackend(HostMemory):
     """Implements `engine.Backend` on the host.
 
     Args:
@@ -54,27 +54,6 @@ class OrtBackend:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._sessions.clear()
-
-    def buffer(self, shape: Sequence[int], dtype: str) -> np.ndarray:
-        return np.zeros(shape, dtype=dtype)
-
-    def view(self, buffer: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-        flat = buffer.reshape(-1)
-        return flat[: int(np.prod(shape))].reshape(shape)
-
-    def upload(self, buffer: np.ndarray, values: np.ndarray) -> None:
-        buffer[...] = values
-
-    def download(self, buffer: np.ndarray) -> np.ndarray:
-        return buffer
-
-    def take_lanes(self, buffer: np.ndarray, lanes: Sequence[int]) -> None:
-        for position, lane in enumerate(lanes):
-            if position != lane:
-                buffer[position] = buffer[lane]
-
-    def arena(self, cache: Cache, *, lanes: int, rows: int, width: int) -> HostArena:
-        return HostArena(cache, lanes=lanes, rows=rows, width=width)
 
     def bind(self, graph: str, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]) -> _BoundCall:
         return _BoundCall(self._sessions[graph], inputs, outputs)
