@@ -84,3 +84,28 @@ def inspect(bundle: Path, as_json: bool) -> None:
     from lilicorr.export.inspect import inspect_bundle, render
 
     click.echo(json.dumps(inspect_bundle(bundle)) if as_json else render(bundle))
+
+
+@main.command()
+@click.argument("bundle", type=FOLDER)
+@click.option("--target", type=FOLDER, required=True, help="The target folder the bundle was built from.")
+@click.option("--drafter", type=FOLDER, required=True, help="The drafter folder the bundle was built from.")
+@click.option("--prompts", type=FOLDER, help="Prompt file, JSON lines.  [default: eight of our own]")
+@click.option("--limit", type=click.IntRange(1), help="Use the first prompts only.")
+@click.option("--max-new-tokens", type=click.IntRange(1), help="Tokens per answer.  [default: 32]")
+@click.option("--threads", type=click.IntRange(1), help="Threads per library.  [default: every core]")
+@click.option("--json", "as_json", is_flag=True, help="Print the whole report as the last line of stdout.")
+def check(bundle: Path, target: Path, drafter: Path, as_json: bool, **choices: Any) -> None:
+    """Compare a bundle with PyTorch: tensors, decisions, rounds, text. Exit code 3 when a budget is missed."""
+    from lilicorr.export.parity import CheckOptions, check_bundle
+    from lilicorr.export.progress import Progress
+    from lilicorr.export.report import text_from_report
+    from lilicorr.runtime.errors import EXIT_PARITY
+
+    options = CheckOptions(**{name: value for name, value in choices.items() if value is not None})
+    report = check_bundle(bundle, target, drafter, options, Progress(sys.stderr))
+    click.echo(text_from_report(report))
+    if as_json:
+        click.echo(json.dumps(report))
+    if not report["passed"]:
+        sys.exit(EXIT_PARITY)

@@ -73,10 +73,10 @@ def check_pair(
 
 
 def _target_problems(target: TargetFolder) -> Iterator[str]:
-    from lilicorr.export.families import require_supported
+    from lilicorr.export.target_graph import check_architecture
 
     try:
-        require_supported(target.model_type, target.architecture)
+        check_architecture(target.architecture)
     except UserError as error:
         yield error.what
     name = next((key for key in target.headers if key.endswith("embed_tokens.weight")), None)

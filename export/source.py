@@ -19,7 +19,6 @@ class TargetFolder:
 
     path: Path
     architecture: str
-    model_type: str
     hidden_size: int
     vocab_size: int
     layers: int
@@ -79,7 +78,6 @@ def read_target(folder: Path) -> TargetFolder:
     return TargetFolder(
         path=folder,
         architecture=(config.get("architectures") or ["unknown"])[0],
-        model_type=config.get("model_type", "unknown"),
         hidden_size=config["hidden_size"],
         vocab_size=config["vocab_size"],
         layers=config["num_hidden_layers"],

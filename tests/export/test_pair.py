@@ -59,7 +59,7 @@ def test_all_mismatches_at_once(own_pair):
     rewrite_config(drafter, hidden_size=48, vocab_size=301, rope_theta=1e6, target_layer_ids=[1, 40])
     edit_json(target / "config.json", {"model_type": "mamba", "architectures": ["MambaForCausalLM"]})
     what = refusal(target, drafter, block_size=9, max_context=1000)
-    for part in ("hidden_size", "vocab_size", "rope_theta", "[40]", "--block-size 9", "--max-context 1000", "mamba"):
+    for part in ("hidden_size", "vocab_size", "rope_theta", "[40]", "--block-size 9", "--max-context 1000", "MambaFor"):
         assert part in what
 
 
@@ -100,7 +100,9 @@ def test_the_recorded_tokenizer_is_compared(own_pair, known):
 def test_an_ordinary_mask_token_is_a_warning(own_pair):
     target, drafter = own_pair
     rewrite_config(drafter, mask_token_id=200)
-    assert any("mask token 200 is the ordinary text token" in warning for warning in check_pair(target, drafter).warnings)
+    assert any(
+        "mask token 200 is the ordinary text token" in warning for warning in check_pair(target, drafter).warnings
+    )
 
 
 @pytest.mark.parametrize("role", ["target", "drafter"])

@@ -1,0 +1,54 @@
+"""What each rung of the parity ladder may deviate, per precision, and why. The one home of these numbers.
+
+Sources of deviation. fp32: only the order of summation, which differs between PyTorch and ONNX Runtime and between chunkings of
+a prompt. fp16: weights and activations are rounded to 11 bits, once per operation, in every layer; norms, softmax, log-sum-exp and
+head scores stay fp32 islands. The reference is fp32 in both cases. bf16 has no entry: no backend here runs it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Limits of one precision. A value at its limit passes."""
+
+    logits_abs: float  # largest logit error; half the distance at which two logits can change places
+    logits_kl: float  # mean KL(reference ‖ graph) per token, nats
+    tensor_scaled: float  # largest error of features, K/V rows, hidden rows over the tensor's root mean square
+    tensor_cosine: float  # smallest cosine of any tensor
+    log_probs_abs: float  # largest error of a candidate's log-probability
+    scores_abs: float  # largest error of a start or pair score (they lie within ± logit_scale)
+    tie_gap: float  # two scores closer than this are a tie: either order is right
+    rounds_equal: float  # smallest share of rounds whose drafts equal the PyTorch loop's
+    acceptance_rel: float  # largest relative difference of the mean acceptance length
+
+
+BUDGETS = {
+    # Measured on SmolLM2-135M: logits 2e-4, log-probabilities 1e-4. The limits leave a factor of about ten for other models and
+    # machines, and are ten times below what a misplaced position or a wrong mask costs.
+    "fp32": Budget(
+        logits_abs=2e-3,
+        logits_kl=1e-6,
+        tensor_scaled=2e-3,
+        tensor_cosine=0.999999,
+        log_probs_abs=2e-3,
+        scores_abs=2e-3,
+        tie_gap=4e-3,  # twice logits_abs: each of the two scores may move by as much
+        rounds_equal=0.98,  # a near tie between candidates swaps their ranks, which the head sees as features
+        acceptance_rel=0.01,
+    ),
+    # 2^-11 relative rounding times the square root of some hundred operations per token on the way through 30 layers.
+    "fp16": Budget(
+        logits_abs=0.25,
+        logits_kl=2e-3,
+        tensor_scaled=0.5,  # one outlier channel carries most of the magnitude
+        tensor_cosine=0.999,
+        log_probs_abs=0.25,
+        scores_abs=0.5,
+        tie_gap=0.5,
+        rounds_equal=0.8,
+        acceptance_rel=0.05,
+    ),
+}

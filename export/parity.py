@@ -1,0 +1,158 @@
+"""`check`: climb the parity ladder of a bundle, rungs 1 to 4, against PyTorch; write parity.json and parity.html into it.
+
+Loads target and drafter in fp32 beside the bundle. Changes no hashed file of the bundle.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import hashlib
+import importlib.metadata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lilicorr.export.budgets import BUDGETS
+from lilicorr.export.describe import describe
+from lilicorr.export.options import BuildOptions
+from lilicorr.export.pair import check_pair
+from lilicorr.export.progress import Progress
+from lilicorr.export.report import write_report
+from lilicorr.runtime.bundle import Bundle, open_bundle
+from lilicorr.runtime.errors import UserError
+from lilicorr.runtime.manifest import FILE_NAME
+
+OWN_PROMPTS = Path(__file__).with_name("prompts.jsonl")
+TEXTS_PER_BATCH = 2  # ragged lanes of a tensor comparison; logits of a batch are held at once
+
+
+@dataclass(frozen=True)
+class CheckOptions:
+    """The choices of `lilicorr-export check`."""
+
+    prompts: Path = OWN_PROMPTS
+    limit: int | None = None  # prompts; None takes the whole file
+    max_new_tokens: int = 32
+    threads: int | None = None  # None takes every core
+
+
+def check_bundle(
+    folder: Path, target: Path, drafter: Path, options: CheckOptions, progress: Progress
+) -> dict[str, Any]:
+    """Compare `folder` with the models it was made from, write the report and return it.
+
+    The report's `passed` is False when a budget is missed; `summary` holds a row per measure.
+
+    Raises:
+        UserError: a damaged bundle, other models than the bundle's, a precision that does not run here, or bad prompts.
+    """
+    from lilicorr.runtime.prompts import read_prompts
+
+    with progress.phase("verify the bundle"):
+        bundle = open_bundle(folder)
+        _require_same_models(bundle, target, drafter)
+        prompts = read_prompts(options.prompts, options.limit)
+    budget = BUDGETS.get(bundle.manifest.precision)
+    if budget is None:
+        raise UserError(
+            f"a {bundle.manifest.precision} bundle cannot be checked here: ONNX Runtime has no CPU kernels for it",
+            hint="check an fp32 or fp16 bundle of the same pair",
+        )
+    with progress.phase("load the models"):
+        import torch
+
+        from lilicorr.export.graph_runner import GraphRunner
+        from lilicorr.export.reference import Reference
+        from lilicorr.export.rung_loop import LoopComparison
+        from lilicorr.export.rung_tensors import TensorRungs, observe
+        from lilicorr.export.verdict import details, measures
+        from lilicorr.runtime.ort import OrtBackend
+        from lilicorr.train.checkpoint import read_drafter
+        from lilicorr.train.generate import greedy_batch
+        from lilicorr.train.target import load_target
+
+        if options.threads is not None:
+            torch.set_num_threads(options.threads)
+        manifest = bundle.manifest
+        reference = Reference(load_target(target), read_drafter(drafter).float(), manifest.drafter.block_size)
+        backend = OrtBackend(bundle, options.threads)
+    with backend:
+        with progress.phase("answer the prompts in PyTorch"):
+            encoded = [(prompt.id, ids) for prompt, ids in zip(prompts, _encode(bundle, prompts), strict=True)]
+            stops = frozenset(manifest.target.stop_token_ids)
+            answers = greedy_batch(
+                reference.model, [ids for _, ids in encoded], max_new_tokens=options.max_new_tokens, stop_ids=stops
+            )
+        with progress.phase("rungs 1 and 2: tensors and decisions"):
+            seen = TensorRungs()
+            block = manifest.drafter.block_size
+            texts = [
+                (ids + _stretched(answer, block), len(ids)) for (_, ids), answer in zip(encoded, answers, strict=True)
+            ]
+            run = GraphRunner(backend, manifest)
+            for begin in range(0, len(texts), TEXTS_PER_BATCH):
+                observe(run, manifest, reference, texts[begin : begin + TEXTS_PER_BATCH], budget, seen)
+        with progress.phase("rungs 3 and 4: rounds and text"):
+            loop = LoopComparison(backend, manifest, reference, budget.tie_gap)
+            for (name, ids), answer in zip(encoded, answers, strict=True):
+                loop.observe(name, ids, answer, options.max_new_tokens)
+    found = measures(seen, loop.seen, budget)
+    report = {
+        "schema_version": 1,
+        "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "passed": all(measure.passed for measure in found),
+        "manifest_sha256": hashlib.sha256((folder / FILE_NAME).read_bytes()).hexdigest(),
+        "precision": manifest.precision,
+        "backend": f"onnxruntime {importlib.metadata.version('onnxruntime')} CPU",
+        "reference": f"torch {torch.__version__} fp32",
+        "prompts": [name for name, _ in encoded],
+        "max_new_tokens": options.max_new_tokens,
+        "seconds": dict(progress.seconds),
+        "budgets": dataclasses.asdict(budget),
+        "summary": [measure.row() for measure in found],
+        "details": details(seen, loop.seen),
+    }
+    write_report(report, folder)
+    return report
+
+
+def _require_same_models(bundle: Bundle, target: Path, drafter: Path) -> None:
+    """Refuse models that are not the ones the manifest describes."""
+    manifest = bundle.manifest
+    pair = check_pair(target, drafter, block_size=manifest.drafter.block_size)
+    given = describe(pair, BuildOptions(precision=manifest.precision), ())
+    problems = []
+    for part in ("target", "drafter", "head"):
+        ours, theirs = getattr(manifest, part), getattr(given, part)
+        if ours is None or theirs is None:
+            problems += [f"{part}: the bundle has {ours}, the folder {theirs}"] if ours != theirs else []
+            continue
+        fields = [field.name for field in dataclasses.fields(ours) if field.name != "name"]
+        problems += [
+            f"{part}.{name}: the bundle has {getattr(ours, name)!r}, the folder {getattr(theirs, name)!r}"
+            for name in fields
+            if getattr(ours, name) != getattr(theirs, name)
+        ]
+    if problems:
+        raise UserError(
+            f"`{bundle.folder}` was not made from `{target}` and `{drafter}`:\n  " + "\n  ".join(problems),
+            hint="give the folders the bundle was built from, or build it again",
+        )
+
+
+def _encode(bundle: Bundle, prompts: Sequence[Any]) -> list[list[int]]:
+    """Token ids of the first turn of every prompt, through the chat template where there is one."""
+    from lilicorr.runtime.tokenizer import ChatTokenizer
+
+    target = bundle.manifest.target
+    tokenizer = ChatTokenizer(bundle.folder, target.bos_token, target.eos_token)
+    if not tokenizer.has_template:
+        return [tokenizer.encode_text(prompt.turns[0]) for prompt in prompts]
+    return [tokenizer.encode_chat([{"role": "user", "content": prompt.turns[0]}]) for prompt in prompts]
+
+
+def _stretched(answer: list[int], block: int) -> list[int]:
+    """`answer` repeated to at least a block, so that every text has a block to verify after its prompt."""
+    return answer * -(-block // len(answer)) if len(answer) < block else answer
