@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lilicorr.runtime.session import Chunk, Options, Result, Session, load
+    from lilicorr.runtime.session import Chunk, Result, Session, load
 
-__all__ = ["Chunk", "Options", "Result", "Session", "load"]
+__all__ = ["Chunk", "Result", "Session", "load"]
 
 
 def __getattr__(name: str) -> Any:

@@ -36,7 +36,7 @@ class GreedyLoop:
     """Greedy generation on `steps`. One run at a time: starting a run ends the one before it."""
 
     def __init__(self, steps: Steps, manifest: Manifest):
-        self._steps, self._stops = steps, frozenset(manifest.target.stop_token_ids)
+        self.steps, self._stops = steps, frozenset(manifest.target.stop_token_ids)
         self._limits = manifest.limits
         self._history: list[int] = []  # tokens whose rows lane 0 holds, after a run of one lane
         self._run = 0
@@ -79,8 +79,8 @@ class GreedyLoop:
             pass
         self._history = []
         for token in answer:
-            logits = self._steps.verify_logits(token)
-            self._steps.target.commit(1, np.ones(1, dtype=np.int32))
+            logits = self.steps.verify_logits(token)
+            self.steps.target.commit(1, np.ones(1, dtype=np.int32))
         second, first = np.argsort(logits, kind="stable")[-2:].tolist()
         return first, second, float(logits[first] - logits[second])
 
@@ -112,7 +112,7 @@ class GreedyLoop:
         reuse_prefix: bool,
         cut: Cut | None,
     ) -> Iterator[Round]:
-        steps, use_head = self._steps, use_head and self._steps.has_head
+        steps, use_head = self.steps, use_head and self.steps.has_head
         clock = _Clock(steps)
         room = [self._limits.max_context - len(p) for p in prompts]
         lanes = [
@@ -155,7 +155,7 @@ class GreedyLoop:
 
     def _begin(self, prompts: Sequence[Sequence[int]], speculative: bool, reuse_prefix: bool) -> None:
         """Set the caches to what the prompts share with the last run, which is nothing unless it is asked for."""
-        steps, shared = self._steps, 0
+        steps, shared = self.steps, 0
         if reuse_prefix and len(prompts) == 1 and self._history:
             most = min(len(prompts[0]) - 1, int(steps.target.lengths[0]))
             if speculative:
@@ -175,7 +175,7 @@ class GreedyLoop:
         Returns:
             First tokens (N,), and width and valid rows (N,) of the last chunk, whose features the drafter has not seen yet.
         """
-        steps, chunk = self._steps, self._limits.prefill_chunk
+        steps, chunk = self.steps, self._limits.prefill_chunk
         rest = [list(p[done:]) for p, done in zip(prompts, steps.target.lengths.tolist(), strict=True)]
         longest = max(map(len, rest))
         for begin in range(0, longest, chunk):
@@ -217,14 +217,14 @@ class GreedyLoop:
     def _retract(self, lanes: Sequence[_Lane], records: Sequence[LaneRound]) -> None:
         for position, (lane, record) in enumerate(zip(lanes, records, strict=True)):
             if record.retracted:
-                self._steps.target.truncate(position, lane.prompt + max(lane.emitted - 1, 0))
+                self.steps.target.truncate(position, lane.prompt + max(lane.emitted - 1, 0))
 
     def _drop_finished(
         self, lanes: list[_Lane], records: Sequence[LaneRound], width: int, counts: np.ndarray
     ) -> tuple[list[_Lane], np.ndarray]:
         going = [i for i, record in enumerate(records) if record.finish is None]
         if going and len(going) < len(lanes):
-            self._steps.keep(going, width)
+            self.steps.keep(going, width)
         return [lanes[i] for i in going], counts[going]
 
 
@@ -232,13 +232,13 @@ class _Clock:
     """Wall time of a round, split by the engine seconds that `steps` gathers."""
 
     def __init__(self, steps: Steps):
-        self._steps = steps
+        self.steps = steps
         self.start()
 
     def start(self) -> None:
         self._began = time.perf_counter()
-        self._steps.seconds.update(dict.fromkeys(self._steps.seconds, 0.0))
+        self.steps.seconds.update(dict.fromkeys(self.steps.seconds, 0.0))
 
     def round(self, *, prefill: bool, offered: int, records: Sequence[LaneRound]) -> Round:
         total = time.perf_counter() - self._began
-        return Round(prefill=prefill, offered=offered, lanes=tuple(records), total=total, **self._steps.seconds)
+        return Round(prefill=prefill, offered=offered, lanes=tuple(records), total=total, **self.steps.seconds)

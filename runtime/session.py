@@ -15,31 +15,13 @@ from lilicorr.runtime.bundle import open_bundle
 from lilicorr.runtime.engine import Backend
 from lilicorr.runtime.loop import GreedyLoop
 from lilicorr.runtime.manifest import Manifest
+from lilicorr.runtime.options import Options
 from lilicorr.runtime.stats import Round, Stats
 from lilicorr.runtime.steps import Steps
 from lilicorr.runtime.text import TextStream
 from lilicorr.runtime.tokenizer import ChatTokenizer, Message
 
 Prompt = str | Sequence[Message]  # plain text to continue, or a conversation to answer
-
-
-@dataclass(frozen=True)
-class Options:
-    """How to generate. The one home of these defaults.
-
-    Attributes:
-        max_new_tokens: Most tokens per answer.
-        stop: Strings that end an answer just before them.
-        speculative: False decodes token by token on the same target engine.
-        use_head: False drafts each slot's best candidate, as plain DFlash does.
-        reuse_prefix: Keep the cache rows of a prefix shared with the previous answer (a conversation that grows).
-    """
-
-    max_new_tokens: int = 256
-    stop: str | Sequence[str] = ()
-    speculative: bool = True
-    use_head: bool = True
-    reuse_prefix: bool = False
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from lilicorr.runtime.manifest import (
     Manifest,
     Target,
 )
+from lilicorr.runtime.session import Session
 
 VOCAB = 97
 STOP = 96
@@ -131,3 +132,23 @@ class FakeBackend(HostMemory):
     def _scorer(self, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]) -> None:
         path = inputs["hidden"][:, :, :1].astype(np.int64)
         outputs["draft_tokens"][...] = np.take_along_axis(inputs["candidate_ids"], path, axis=2)[:, :, 0]
+
+
+class FakeTokenizer:
+    """One character per token; the stop token has no text. A conversation is its contents in a row."""
+
+    has_template = True
+
+    def encode_text(self, text: str) -> list[int]:
+        return [94 if char == "\n" else ord(char) - 32 for char in text]
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        return self.encode_text("".join(message["content"] for message in messages))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join("\n" if token == 94 else chr(token + 32) for token in ids if token < 95)
+
+
+def fake_session(accuracy: int = 70, **limits: int | bool) -> Session:
+    manifest = tiny_manifest(**limits)
+    return Session(FakeBackend(accuracy), manifest, FakeTokenizer())

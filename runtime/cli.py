@@ -1,0 +1,215 @@
+"""`lilicorr-run`: generate, chat, bench, doctor. Parses, prints, and leaves the work to the modules beside it.
+
+The answer or the JSON goes to stdout, everything else to stderr. Heavy modules are imported inside the commands, so that
+`--help` is instant.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lilicorr.runtime.commands import Group
+from lilicorr.runtime.errors import EXIT_USER, UserError
+from lilicorr.runtime.options import Options
+
+if TYPE_CHECKING:
+    from lilicorr.runtime.session import Chunk, Result
+
+
+@click.group(cls=Group)
+@click.version_option(package_name="lilicorr")
+def main() -> None:
+    """Run a bundle: the target's own text, sooner."""
+
+
+def _engine_options(command: Callable[..., None]) -> Callable[..., None]:
+    @click.argument("bundle", type=click.Path())
+    @click.option("--threads", type=click.IntRange(1), help="Threads per engine call; default: every core.")
+    @click.option("--verify/--no-verify", default=True, help="Hash the bundle's files before use.", show_default=True)
+    @click.option("--max-new-tokens", type=click.IntRange(1), default=Options.max_new_tokens, show_default=True)
+    @functools.wraps(command)
+    def wrapped(*args: Any, **kwargs: Any) -> None:
+        command(*args, **kwargs)
+
+    return wrapped
+
+
+def _answer_options(command: Callable[..., None]) -> Callable[..., None]:
+    @_engine_options
+    @click.option("--system", help="System message; default: the template's own.")
+    @click.option("--stop", multiple=True, help="End the answer just before this text. Repeatable.")
+    @click.option("--speculative/--plain", default=True, help="--plain decodes token by token.", show_default=True)
+    @click.option(
+        "--draft",
+        type=click.Choice(["head", "argmax"]),
+        default="head",
+        show_default=True,
+        help="argmax: each slot's best candidate, without the head.",
+    )
+    @click.option("--color/--no-color", default=None, help="Colour accepted drafts; default: on a terminal.")
+    @functools.wraps(command)
+    def wrapped(*args: Any, **kwargs: Any) -> None:
+        command(*args, **kwargs)
+
+    return wrapped
+
+
+@main.command()
+@_answer_options
+@click.argument("prompt")
+@click.option("--raw", is_flag=True, help="Continue PROMPT as plain text, without the chat template.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of streaming.")
+def generate(
+    bundle: str,
+    prompt: str,
+    threads: int | None,
+    verify: bool,
+    raw: bool,
+    as_json: bool,
+    system: str | None,
+    **rest: Any,
+) -> None:
+    """Answer PROMPT ("-" reads standard input). Accepted drafts are coloured."""
+    from lilicorr.runtime.session import load, user_message
+
+    prompt = sys.stdin.read() if prompt == "-" else prompt
+    if not prompt.strip():
+        raise UserError("the prompt is empty", hint='lilicorr-run generate BUNDLE "Why is the sky blue?"')
+    color, options = _options(rest)
+    with load(bundle, threads=threads, verify=verify) as session:
+        query = prompt if raw or not session.tokenizer.has_template else user_message(prompt, system)
+        chunks = session.stream(query, **options)
+        if as_json:
+            *_, last = chunks
+            result = last.result
+            assert result is not None
+            click.echo(
+                json.dumps(
+                    {
+                        "text": result.text,
+                        "token_ids": result.token_ids,
+                        "finish_reason": result.finish_reason,
+                        **result.stats.to_dict(),
+                    }
+                )
+            )
+        else:
+            _print_stats(_show(chunks, color))
+
+
+@main.command()
+@_answer_options
+def chat(bundle: str, threads: int | None, verify: bool, system: str | None, **rest: Any) -> None:
+    """Talk to BUNDLE. An empty line or Ctrl-D ends; /reset forgets the conversation."""
+    from lilicorr.runtime.session import load
+
+    color, options = _options(rest)
+    opening = [{"role": "system", "content": system}] if system else []
+    with load(bundle, threads=threads, verify=verify) as session:
+        messages = list(opening)
+        while line := _ask():
+            if line == "/reset":
+                messages = list(opening)
+                continue
+            messages.append({"role": "user", "content": line})
+            try:
+                result = _show(session.stream(messages, reuse_prefix=True, **options), color)
+            except UserError as error:  # the conversation outgrew the context: say so and let the user go on
+                click.echo(f"error: {error}\n\nhint: /reset", err=True)
+                messages.pop()
+                continue
+            _print_stats(result)
+            messages.append({"role": "assistant", "content": result.text})
+
+
+@main.command()
+@_engine_options
+@click.option("--prompts", "prompt_file", required=True, type=click.Path(), help="JSON lines with `turns`.")
+@click.option("--limit", type=click.IntRange(1), help="Only the first prompts.")
+@click.option("--compare-argmax", is_flag=True, help="Also draft without the head.")
+@click.option("--json", "as_json", is_flag=True, help="Print only the JSON object; no table.")
+def bench(
+    bundle: str,
+    threads: int | None,
+    verify: bool,
+    max_new_tokens: int,
+    prompt_file: str,
+    limit: int | None,
+    compare_argmax: bool,
+    as_json: bool,
+) -> None:
+    """Measure BUNDLE on a prompt file, speculative against plain. The last line of stdout is one JSON object."""
+    from lilicorr.runtime.bench import run_bench
+    from lilicorr.runtime.bench_report import table
+    from lilicorr.runtime.doctor import diagnose
+    from lilicorr.runtime.ort import default_threads
+    from lilicorr.runtime.prompts import read_prompts
+    from lilicorr.runtime.session import load
+
+    prompts = read_prompts(prompt_file, limit)
+    with load(bundle, threads=threads, verify=verify) as session:
+        report = run_bench(
+            session,
+            prompts,
+            max_new_tokens,
+            compare_argmax=compare_argmax,
+            progress=lambda line: click.echo(line, err=True),
+        )
+    report |= {"threads": threads or default_threads(), "max_new_tokens": max_new_tokens, "machine": diagnose()}
+    if not as_json:
+        click.echo(table(report), err=True)
+    click.echo(json.dumps(report))
+
+
+@main.command()
+@click.argument("bundle", required=False, type=click.Path())
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def doctor(bundle: str | None, as_json: bool) -> None:
+    """Describe this machine and installation, and check BUNDLE if given. Made for pasting into a report."""
+    from lilicorr.runtime.doctor import as_text, diagnose
+
+    facts = diagnose(bundle)
+    click.echo(json.dumps(facts) if as_json else as_text(facts))
+    if facts.get("bundle", {}).get("problem", "none") != "none":
+        sys.exit(EXIT_USER)
+
+
+def _options(rest: dict[str, Any]) -> tuple[bool, dict[str, Any]]:
+    """Whether to colour, and the fields of `session.Options` that the command line sets."""
+    color = rest.pop("color")
+    if color is None:
+        color = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    use_head = rest.pop("draft") == "head"
+    return color, {**rest, "use_head": use_head}
+
+
+def _show(chunks: Iterator[Chunk], color: bool) -> Result:
+    for chunk in chunks:
+        for text, drafted in chunk.pieces:
+            click.echo(click.style(text, fg="green") if color and drafted else text, nl=False, color=color)
+        sys.stdout.flush()
+    click.echo()
+    assert chunk.result is not None
+    return chunk.result
+
+
+def _print_stats(result: Result) -> None:
+    stats = result.stats
+    line = f"[{stats.new_tokens} tokens, first after {1e3 * stats.prefill_seconds:.0f} ms"
+    if stats.tokens_per_second is not None:
+        line += f", {stats.tokens_per_second:.1f} tokens/s, acceptance length {stats.acceptance_length:.2f}"
+    click.echo(f"{line}, finish: {result.finish_reason}]", err=True)
+
+
+def _ask() -> str:
+    try:
+        return str(click.prompt(">", prompt_suffix=" ", default="", show_default=False, err=True)).strip()
+    except click.Abort:
+        return ""
