@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lilicorr.train.norm import at_least_fp32
+
 
 class BlockConv(nn.Module):
     """Args: width H, taps, group channels per predicted coefficient (H must be divisible by it)."""
@@ -36,10 +38,10 @@ class BlockConv(nn.Module):
 
     def apply_side(self, x: Tensor, kernels: Tensor, side: int) -> Tensor:
         """y_i = Σ_t kernel[i, t] * x_{i-t} over the block dimension (-2), in fp32 (fp16 hardware overflowed: spec DFlash2)."""
-        padded = F.pad(x.float(), (0, 0, self.taps - 1, 0))
+        padded = F.pad(at_least_fp32(x), (0, 0, self.taps - 1, 0))
         length = x.shape[-2]
-        total = torch.zeros_like(x, dtype=torch.float32)
+        total = torch.zeros_like(padded[..., :length, :])
         for tap in range(self.taps):
             begin = self.taps - 1 - tap
-            total = total + kernels[..., side, tap, :].float() * padded[..., begin : begin + length, :]
+            total = total + at_least_fp32(kernels[..., side, tap, :]) * padded[..., begin : begin + length, :]
         return total.to(x.dtype)

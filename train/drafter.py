@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from lilicorr.train.config import DrafterConfig
 from lilicorr.train.conv import BlockConv
 from lilicorr.train.lilicorr import LiLiCorrHead
-from lilicorr.train.norm import RMSNorm
+from lilicorr.train.norm import RMSNorm, at_least_fp32
 from lilicorr.train.rope import Rotary, rotate
 
 Rope = tuple[Tensor, Tensor]
@@ -166,9 +166,9 @@ class Drafter(nn.Module):
         g, C = k_ctx.shape[1], k_ctx.shape[2]
         q = q.unflatten(2, (g, heads // g)) * D**-0.5  # (R,A,g,r,B,D)
         rows = q.permute(0, 2, 1, 3, 4, 5).reshape(R, g, -1, D)  # one large product per K/V head
-        s_ctx = (rows @ k_ctx.transpose(-1, -2)).view(R, g, A, -1, B, C).permute(0, 2, 1, 3, 4, 5).float()
-        s_ctx = s_ctx.masked_fill(~visible[:, :, None, None], float("-inf"))
-        s_blk = (q @ k.unsqueeze(3).transpose(-1, -2)).float()  # (R,A,g,r,B,B)
+        s_ctx = (rows @ k_ctx.transpose(-1, -2)).view(R, g, A, -1, B, C).permute(0, 2, 1, 3, 4, 5)
+        s_ctx = at_least_fp32(s_ctx).masked_fill(~visible[:, :, None, None], float("-inf"))
+        s_blk = at_least_fp32(q @ k.unsqueeze(3).transpose(-1, -2))  # (R,A,g,r,B,B)
         if self.config.causal:
             future = torch.ones(B, B, dtype=torch.bool, device=q.device).triu(1)
             s_blk = s_blk.masked_fill(future, float("-inf"))
@@ -195,7 +195,11 @@ class Drafter(nn.Module):
         """Rows of the vocabulary product (output_size, H): the own head's, or the kept rows of the target's (V, H)."""
         if self.lm_head is not None:
             return self.lm_head.weight
-        return lm_head_weight if self.d2t is None else lm_head_weight[self.target_ids(torch.arange(len(self.d2t)))]
+        return (
+            lm_head_weight
+            if self.d2t is None
+            else lm_head_weight[self.target_ids(torch.arange(len(self.d2t), device=self.d2t.device))]
+        )
 
     def target_ids(self, draft_ids: Tensor) -> Tensor:
         """Draft vocabulary ids → target ids (target = draft + d2t[draft], the EAGLE-3 convention)."""
@@ -203,6 +207,6 @@ class Drafter(nn.Module):
 
     def candidates(self, hidden: Tensor, lm_head_weight: Tensor) -> tuple[Tensor, Tensor]:
         """The K best tokens per slot: hidden (N, S, H) → target ids (N, S, K) int64, log-probs (N, S, K) fp32, sorted."""
-        logits = F.linear(hidden, self.output_rows(lm_head_weight).to(hidden.dtype)).float()
+        logits = at_least_fp32(F.linear(hidden, self.output_rows(lm_head_weight).to(hidden.dtype)))
         top = logits.topk(self.config.candidate_topk, dim=-1)
         return self.target_ids(top.indices), top.values - logits.logsumexp(dim=-1, keepdim=True)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lilicorr.train.config import HeadConfig
-from lilicorr.train.norm import RMSNorm
+from lilicorr.train.norm import RMSNorm, at_least_fp32
 
 
 class LatticeAttention(nn.Module):
@@ -29,7 +29,7 @@ class LatticeAttention(nn.Module):
         packed = F.linear(x_NLh, self.in_proj_weight, self.in_proj_bias)
         q, k, v = packed.view(n, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
         scores = (q * (width // self.heads) ** -0.5) @ k.transpose(-1, -2)
-        weights = torch.softmax(scores.float() + bias_gLL.float(), dim=-1).to(v.dtype)
+        weights = torch.softmax(at_least_fp32(scores) + at_least_fp32(bias_gLL), dim=-1).to(v.dtype)
         return self.out_proj((weights @ v).transpose(1, 2).reshape(n, length, width))
 
 
@@ -183,15 +183,15 @@ class LiLiCorrHead(nn.Module):
         return F.linear(x_NLh, w_x) + F.linear(x_NLh * context_Nh[:, None], w_xc) + shared[:, None]
 
     def _unit(self, vectors: Tensor) -> Tensor:
-        vectors = vectors.float()
+        vectors = at_least_fp32(vectors)
         return vectors / torch.linalg.vector_norm(vectors, dim=-1, keepdim=True).clamp_min(self.vector_eps)
 
 
 def _features(log_probs_NSK: Tensor) -> Tensor:
     """(N, S, K, 5) fp32: log p, p, log p - max, rank / (K-1), 1{rank 0}."""
-    logp = log_probs_NSK.float()
+    logp = at_least_fp32(log_probs_NSK)
     topk = logp.shape[-1]
-    rank = torch.arange(topk, device=logp.device, dtype=torch.float32)
+    rank = torch.arange(topk, device=logp.device, dtype=logp.dtype)
     fraction = (rank / max(topk - 1, 1)).expand_as(logp)
-    first = (rank == 0).float().expand_as(logp)
+    first = (rank == 0).to(logp.dtype).expand_as(logp)
     return torch.stack([logp, logp.exp(), logp - logp.amax(dim=-1, keepdim=True), fraction, first], dim=-1)

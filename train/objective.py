@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from lilicorr.runtime.errors import UserError
 from lilicorr.train.lilicorr import LiLiCorrHead
+from lilicorr.train.norm import at_least_fp32
 from lilicorr.train.walk import greedy_walk
 
 
@@ -61,10 +62,10 @@ def drafter_loss(logits: Tensor, target_logits: Tensor | None, blocks: Blocks, w
     mask = blocks.supervised & (blocks.gold >= 0)
     slot = torch.arange(mask.shape[1], device=mask.device)
     w = torch.exp(-slot / weights.decay) * mask
-    log_q = torch.log_softmax(logits.float(), dim=-1)
+    log_q = torch.log_softmax(at_least_fp32(logits), dim=-1)
     loss = -(1 - weights.soft) * log_q.gather(-1, blocks.gold.clamp_min(0)[..., None]).squeeze(-1)
     if weights.soft and target_logits is not None:
-        loss = loss - weights.soft * (torch.softmax(target_logits.float(), dim=-1) * log_q).sum(-1)
+        loss = loss - weights.soft * (torch.softmax(at_least_fp32(target_logits), dim=-1) * log_q).sum(-1)
     return (w * loss).sum() / (w.sum() + 1e-6)
 
 
@@ -85,7 +86,8 @@ def head_terms(
         Unweighted terms `ce`, `margin`, `penalty` (means over counted slots), and metrics (see `prefix_metrics`).
     """
     ids = logits.detach().topk(head.candidate_topk, dim=-1).indices
-    log_probs = logits.float().gather(-1, ids) - logits.float().logsumexp(dim=-1, keepdim=True)
+    wide = at_least_fp32(logits)
+    log_probs = wide.gather(-1, ids) - wide.logsumexp(dim=-1, keepdim=True)
     start, pair = head(F.embedding(ids, embeddings), log_probs, blocks.hidden, blocks.anchor_row)
 
     is_gold = ids == blocks.gold[..., None]  # (N,S,K)
@@ -110,7 +112,8 @@ def head_terms(
         rival = rows.masked_fill(is_gold, float("-inf")).amax(-1)
         terms["margin"] = mean(F.relu(weights.margin - (rows.gather(-1, gold).squeeze(-1) - rival)))
     # The target's logits at the K candidates only: a row product, never an (S, V) tensor.
-    z = (F.embedding(ids, target_rows) @ blocks.target_hidden[..., None].to(target_rows.dtype)).squeeze(-1).float()
+    z = (F.embedding(ids, target_rows) @ blocks.target_hidden[..., None].to(target_rows.dtype)).squeeze(-1)
+    z = at_least_fp32(z)
     terms["penalty"] = mean((log_p.exp() * F.relu(z.gather(-1, gold) - z)).sum(-1))
     return terms, prefix_metrics(start, pair, is_gold, whole)
 
