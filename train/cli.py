@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import sys
 from pathlib import Path
 
 import click
@@ -22,6 +24,8 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 @click.version_option(package_name="lilicorr")
 def main() -> None:
     """Train a DFlash block drafter and its LiLiCorr head for a target LLM."""
+    if not sys.stderr.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers' own bars
 
 
 @main.command()
