@@ -20,7 +20,9 @@ class Budget:
     tensor_cosine: float  # smallest cosine of any tensor
     log_probs_abs: float  # largest error of a candidate's log-probability
     scores_abs: float  # largest error of a start or pair score (they lie within ± logit_scale)
-    tie_gap: float  # two scores closer than this are a tie: either order is right
+    tie_gap: (
+        float  # two reference scores closer than this may change places; within one engine: `runtime.lossless.TIE_GAP`
+    )
     rounds_equal: float  # smallest share of rounds whose drafts equal the PyTorch loop's
     acceptance_rel: float  # largest relative difference of the mean acceptance length
 

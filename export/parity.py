@@ -95,7 +95,7 @@ def check_bundle(
             for begin in range(0, len(texts), TEXTS_PER_BATCH):
                 observe(run, manifest, reference, texts[begin : begin + TEXTS_PER_BATCH], budget, seen)
         with progress.phase("rungs 3 and 4: rounds and text"):
-            loop = LoopComparison(backend, manifest, reference, budget.tie_gap)
+            loop = LoopComparison(backend, manifest, reference)
             for (name, ids), answer in zip(encoded, answers, strict=True):
                 loop.observe(name, ids, answer, options.max_new_tokens)
     found = measures(seen, loop.seen, budget)

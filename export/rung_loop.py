@@ -14,6 +14,7 @@ import numpy as np
 
 from lilicorr.export.reference import Reference
 from lilicorr.runtime.engine import Backend
+from lilicorr.runtime.lossless import compare
 from lilicorr.runtime.loop import GreedyLoop
 from lilicorr.runtime.manifest import Manifest
 from lilicorr.runtime.steps import Steps
@@ -65,10 +66,10 @@ class _RecordingSteps(Steps):
 class LoopComparison:
     """The runtime loop of one bundle, ready to be compared prompt by prompt; results gather in `seen`."""
 
-    def __init__(self, backend: Backend, manifest: Manifest, reference: Reference, tie_gap: float):
+    def __init__(self, backend: Backend, manifest: Manifest, reference: Reference):
         self._steps = _RecordingSteps(backend, manifest)
         self._loop = GreedyLoop(self._steps, manifest)
-        self._manifest, self._reference, self._tie_gap = manifest, reference, tie_gap
+        self._manifest, self._reference = manifest, reference
         self.seen = LoopRungs()
 
     def observe(self, name: str, prompt: Sequence[int], answer: Sequence[int], max_new_tokens: int) -> None:
@@ -77,8 +78,8 @@ class LoopComparison:
         plain = [
             t for turn in self._loop.run([prompt], max_new_tokens, speculative=False) for t in turn.lanes[0].tokens
         ]
-        self._compare_texts(self.seen.lossless, name, prompt, plain, speculative)
-        self._compare_texts(self.seen.torch_text, name, prompt, plain, list(answer))
+        self._judge(self.seen.lossless, name, prompt, plain, speculative)
+        self._judge(self.seen.torch_text, name, prompt, plain, list(answer))
         replayed = acceptance_on_continuation(
             self._reference.model, self._reference.drafter, prompt, answer, self._manifest.drafter.block_size
         )
@@ -113,23 +114,16 @@ class LoopComparison:
             tokens += emitted
         return tokens, rounds
 
-    def _compare_texts(
+    def _judge(
         self, counts: TextCounts, name: str, prompt: Sequence[int], plain: Sequence[int], other: Sequence[int]
     ) -> None:
-        if list(plain) == list(other):
+        precision = self._manifest.precision
+        verdict = compare(plain, other, precision, lambda start: self._loop.top_two(prompt, start))
+        if verdict.kind == "identical":
             counts.identical += 1
-            return
-        at = _common_prefix(plain, other)
-        place: dict[str, Any] = {"prompt": name, "token": at}
-        if at >= min(len(plain), len(other)):
-            counts.different.append(place)
-            return
-        # top_two wants a decoded token before the one in question; before the first one that is the prompt's last.
-        before = (prompt, plain[:at]) if at else (prompt[:-1], prompt[-1:])
-        first, second, gap = self._loop.top_two(*before)
-        place |= {"plain": plain[at], "other": other[at], "top_two": [first, second], "gap": gap}
-        tie = gap <= self._tie_gap and {plain[at], other[at]} == {first, second}
-        (counts.ties if tie else counts.different).append(place)
+        else:
+            where = {"prompt": name, "token": verdict.position, "gap": verdict.gap}
+            (counts.ties if verdict.kind == "tie" else counts.different).append(where)
 
 
 def _common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
