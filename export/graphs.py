@@ -10,14 +10,19 @@ from pathlib import Path
 
 import onnx_ir as ir
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lilicorr.export.check_graph import component_from_graph
+from lilicorr.export.drafter_graph import DrafterGraph
+from lilicorr.export.scorer_graph import ScorerGraph
 from lilicorr.export.simplify import simplify
 from lilicorr.export.target_graph import TargetGraph
-from lilicorr.export.tracing import Port, trace
+from lilicorr.export.tracing import OPSET, Port, trace
+from lilicorr.export.walk import add_walk_function
 from lilicorr.export.weights import THRESHOLD, move_weights
 from lilicorr.runtime.manifest import Component
+from lilicorr.train.drafter import Drafter
+from lilicorr.train.lilicorr import LiLiCorrHead
 
 
 def trace_target(model: nn.Module, target_layer_ids: Sequence[int], dtype: torch.dtype) -> ir.Model:
@@ -35,6 +40,50 @@ def trace_target(model: nn.Module, target_layer_ids: Sequence[int], dtype: torch
         *_caches(layers, config.num_key_value_heads, width, dtype),
     ]
     return _finish(trace(graph, inputs, ["logits", "next_ids", "features", *_new_rows(layers)]))
+
+
+def trace_drafter(
+    drafter: Drafter, embedding: Tensor, lm_head: Tensor, dtype: torch.dtype, slots: int, topk: int
+) -> ir.Model:
+    """Drafter graph; `drafter` is converted to `dtype`.
+
+    Args:
+        embedding, lm_head: (V, H) the target's, the same tensor when tied (`TargetGraph.lm_head` decides).
+        slots: S, 1 to block_size - 1.
+        topk: K, candidates per slot.
+
+    Raises:
+        UserError: slots, topk or the sliding window do not fit (see `drafter_graph`).
+    """
+    table = embedding.to(dtype)
+    rows = table if lm_head is embedding else lm_head.to(dtype)
+    graph = DrafterGraph(drafter.to(dtype).eval(), table, rows, slots=slots, topk=topk)
+    config = drafter.config
+    width = len(config.target_layer_ids) * config.hidden_size
+    inputs = [
+        Port("anchor", torch.int32, ("N",)),
+        Port("features", dtype, ("N", "M", width)),
+        Port("count", torch.int32, ("N",)),
+        Port("lengths", torch.int32, ("N",)),
+        *_caches(config.num_hidden_layers, config.num_key_value_heads, config.head_dim, dtype),
+    ]
+    outputs = ["candidate_ids", "log_probs", "hidden", "anchor_row", *_new_rows(config.num_hidden_layers)]
+    return _finish(trace(graph, inputs, outputs))
+
+
+def trace_scorer(head: LiLiCorrHead, embedding: Tensor, dtype: torch.dtype, slots: int, topk: int) -> ir.Model:
+    """Scorer graph with the greedy walk; `head` is converted to `dtype`, `embedding` is the target's table (V, H)."""
+    graph = ScorerGraph(head.to(dtype).eval(), embedding.to(dtype))
+    hidden_size = embedding.shape[1]
+    inputs = [
+        Port("candidate_ids", torch.int32, ("N", slots, topk)),
+        Port("log_probs", torch.float32, ("N", slots, topk)),
+        Port("hidden", dtype, ("N", slots, hidden_size)),
+        Port("anchor_row", dtype, ("N", hidden_size)),
+    ]
+    model = trace(graph, inputs, ["draft_tokens", "path", "start", "pair"])
+    add_walk_function(model, slots, OPSET)
+    return _finish(model)
 
 
 def write_graphs(models: Mapping[str, ir.Model], folder: Path, *, threshold: int = THRESHOLD) -> dict[str, Component]:

@@ -1,6 +1,6 @@
 """Trace a module to an ONNX model in memory, with the exact tensor names and dimension names of docs/design.md.
 
-Weights stay the module's own tensors (nothing is copied until `weights` writes them). Does not simplify (`simplify`) or write files.
+Weights stay the module's own tensors: nothing is copied until `weights` writes them. Simplifies nothing (`simplify`).
 """
 
 from __future__ import annotations
