@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from lilicorr.runtime.errors import UserError
@@ -45,14 +47,27 @@ def read_drafter(folder: Path | str) -> Drafter:
     with torch.device("meta"):
         drafter = Drafter(config)
     expected = drafter.state_dict()
-    tensors = {_sequential(name): tensor for name, tensor in _read_tensors(folder).items()}
-    tensors = {name: _five_dimensional(name, tensor) for name, tensor in tensors.items()}
-    problems = [f"missing: {name} {list(t.shape)}" for name, t in expected.items() if name not in tensors]
+    tensors: dict[str, Tensor] = {}
+    problems = []
+    for stored, tensor in _read_tensors(folder).items():
+        name = _sequential(stored)
+        if name in tensors:
+            problems.append(f"twice: {name}, once as {stored}")
+        tensors[name] = _five_dimensional(name, tensor)
+    problems += [f"missing: {name} {list(t.shape)}" for name, t in expected.items() if name not in tensors]
     for name, tensor in tensors.items():
         if name not in expected:
             problems.append(f"unexpected: {name} {list(tensor.shape)}")
         elif tensor.shape != expected[name].shape:
             problems.append(f"shape: {name} is {list(tensor.shape)}, expected {list(expected[name].shape)}")
+        elif tensor.is_floating_point() != expected[name].is_floating_point():
+            problems.append(f"dtype: {name} is {tensor.dtype}, expected {expected[name].dtype}")
+    if "d2t" in tensors and not problems:
+        ids = tensors["d2t"] + torch.arange(len(tensors["d2t"]))
+        if not 0 <= int(ids.min()) <= int(ids.max()) < config.vocab_size:
+            problems.append(
+                f"d2t: target ids {int(ids.min())} to {int(ids.max())}, expected 0 to {config.vocab_size - 1}"
+            )
     if problems:
         raise UserError(f"`{folder}` does not fit its configuration:\n  " + "\n  ".join(problems))
     drafter.load_state_dict(tensors, assign=True)
@@ -61,18 +76,30 @@ def read_drafter(folder: Path | str) -> Drafter:
 
 
 def write_drafter(drafter: Drafter, folder: Path | str) -> None:
-    """Write the published layout; each file appears whole or not at all."""
-    from safetensors.torch import save_file
+    """Write the published layout; each file appears whole or not at all.
 
+    Raises:
+        UserError: the folder cannot be written (a file in its place, no rights, no space).
+    """
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in drafter.state_dict().items()}
     data = config_to_dict(drafter.config) | {"torch_dtype": str(drafter.fc.weight.dtype).removeprefix("torch.")}
+    try:
+        _write_files(folder, tensors, data)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"the drafter cannot be written to `{folder}`: {error}", hint="choose another folder") from None
+
+
+def _write_files(folder: Path, tensors: dict[str, Tensor], data: dict[str, Any]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".write-") as work:
         save_file(tensors, Path(work) / WEIGHTS, metadata={"format": "pt"})
         (Path(work) / CONFIG).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
         for name in (WEIGHTS, CONFIG):
             os.replace(Path(work) / name, folder / name)
+    (folder / INDEX).unlink(
+        missing_ok=True
+    )  # the index of a sharded checkpoint written here before would win on reading
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -89,13 +116,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _read_tensors(folder: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    sharded = (folder / INDEX).is_file()
-    shards = sorted(set(read_json(folder / INDEX).get("weight_map", {}).values())) if sharded else [WEIGHTS]
     tensors: dict[str, Tensor] = {}
-    for shard in shards:
+    for shard in _shards(folder):
         path = folder / shard
         if not path.is_file():
             raise UserError(
@@ -108,6 +130,17 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
     return tensors
 
 
+def _shards(folder: Path) -> list[str]:
+    if not (folder / INDEX).is_file():
+        return [WEIGHTS]
+    weight_map = read_json(folder / INDEX).get("weight_map")
+    files = list(weight_map.values()) if isinstance(weight_map, dict) else [None]
+    foreign = [name for name in files if not isinstance(name, str) or Path(name).name != name]
+    if foreign:
+        raise UserError(f"`{folder / INDEX}`: `weight_map` must name files of this folder, found {foreign[0]!r}")
+    return sorted(set(files))
+
+
 def _sequential(name: str) -> str:
     name = name.removeprefix("model.")
     for pattern, replacement in _RENAMES:
@@ -116,6 +149,6 @@ def _sequential(name: str) -> str:
 
 
 def _five_dimensional(name: str, tensor: Tensor) -> Tensor:
-    """Slot and rank embeddings are stored 5-D, or squeezed by some exporters: (1,1,S,1,h) and (1,1,1,K,h)."""
+    """Slot and rank embeddings are stored 5-D, (1,1,S,1,h) and (1,1,1,K,h), or 4-D by exporters that squeeze one."""
     lead = _UNSQUEEZED.get(name)
-    return tensor if lead is None or tensor.dim() == 5 else tensor.reshape(*lead, tensor.shape[-1])
+    return tensor if lead is None or tensor.dim() != 4 else tensor.reshape(*lead, tensor.shape[-1])

@@ -13,6 +13,7 @@ from lilicorr.runtime.errors import UserError
 
 DFLASH = "DFlashDraftModel"
 LILICORR = "LiLiCorrDraftModel"
+ROPE_TYPES = ("default", "linear", "yarn", "llama3")  # scaled positions that do not depend on the text's length
 
 
 @dataclass(frozen=True)
@@ -100,11 +101,15 @@ class _Reader:
     def __init__(self, data: dict[str, Any]):
         self.data, self.problems, self.used = data, [], set[str]()
 
-    def get(self, key: str, kind: type, default: Any = ...) -> Any:
-        """`key` may be dotted; without `default` a missing or null field is a problem."""
+    def peek(self, key: str) -> Any:
         value: Any = self.data
         for part in key.split("."):
             value = value.get(part) if isinstance(value, dict) else None
+        return value
+
+    def get(self, key: str, kind: type, default: Any = ...) -> Any:
+        """`key` may be dotted; without `default` a missing or null field is a problem."""
+        value = self.peek(key)
         self.used.add(key.split(".")[0])
         if value is None:
             if default is ...:
@@ -133,21 +138,35 @@ def config_from_dict(data: dict[str, Any], source: str = "config.json") -> Draft
     targets = r.get("num_target_layers", int)
     ids = r.get("dflash_config.target_layer_ids", list, None)
     if ids is None and isinstance(layers, int) and isinstance(targets, int):
-        ids = default_target_layer_ids(layers, targets)
+        try:
+            ids = default_target_layer_ids(layers, targets)
+        except UserError as error:
+            r.problems.append(f"`dflash_config.target_layer_ids` is missing and cannot be derived: {error}")
     elif ids is None:
         r.problems.append("`dflash_config.target_layer_ids` is missing and cannot be derived")
+    elif not ids or any(type(layer) is not int for layer in ids):
+        r.problems.append(f"`dflash_config.target_layer_ids`: expected layer numbers, found {ids!r}")
     for key in ("input_embedding_scale", "output_multiplier", "final_logit_softcapping"):
         if r.get(key, float, None) not in (None, 1.0 if key != "final_logit_softcapping" else None):
             r.problems.append(f"`{key}` = {data[key]!r} is not supported")
-    if data.get("attention_sink_bias") or (data.get("dflash_config") or {}).get("attention_sink_bias"):
-        r.problems.append("`attention_sink_bias` is not supported")
+    for key in ("attention_sink_bias", "dflash_config.attention_sink_bias"):
+        if r.get(key, bool, False):
+            r.problems.append(f"`{key}` is not supported")
+    _expect(r, "hidden_act", "silu")
+    _expect(r, "dflash_config.projector_type", "lilicorr" if architectures[0] == LILICORR else "dflash")
     layer_types = tuple(r.get("layer_types", list, []))
     if layer_types and isinstance(layers, int) and len(layer_types) != layers:
         r.problems.append(f"`layer_types` has {len(layer_types)} entries, expected num_hidden_layers = {layers}")
-    window = r.get("sliding_window", int, None)
+    window = r.get("sliding_window", int, None) or r.get("dflash_config.swa_window_size", int, None)
+    if r.get("dflash_config.use_swa", bool, False) and "sliding_attention" not in layer_types:
+        r.problems.append("`dflash_config.use_swa` is true and `layer_types` names no sliding layer")
     if "sliding_attention" in layer_types and window is None:
         r.problems.append("`sliding_window` is missing and `layer_types` asks for it")
-    block_size = r.get("block_size", int, None) or r.get("dflash_config.block_size", int)
+    outer, inner = r.get("block_size", int, None), r.get("dflash_config.block_size", int, None)
+    if outer is None and inner is None:
+        r.problems.append("`block_size` is missing")
+    elif outer is not None and inner is not None and outer != inner:
+        r.problems.append(f"`block_size` = {outer!r} and `dflash_config.block_size` = {inner!r} disagree")
     fields: dict[str, Any] = {
         "hidden_size": r.get("hidden_size", int),
         "num_hidden_layers": layers,
@@ -159,7 +178,7 @@ def config_from_dict(data: dict[str, Any], source: str = "config.json") -> Draft
         "vocab_size": r.get("vocab_size", int),
         "max_position_embeddings": r.get("max_position_embeddings", int),
         "rope": _rope(r),
-        "block_size": block_size,
+        "block_size": inner if outer is None else outer,
         "mask_token_id": r.get("dflash_config.mask_token_id", int),
         "target_layer_ids": tuple(ids or ()),
         "num_target_layers": targets,
@@ -176,6 +195,9 @@ def config_from_dict(data: dict[str, Any], source: str = "config.json") -> Draft
     }
     if (fields["conv_kernel_size"] is None) != (fields["conv_group_size"] is None):
         r.problems.append("`dflash_config.conv_kernel_size` and `dflash_config.conv_group_size` come both or neither")
+    _multiple(r, "num_attention_heads", "num_key_value_heads")
+    _multiple(r, "hidden_size", "dflash_config.conv_group_size")
+    _multiple(r, "dflash_config.lilicorr_hidden_size", "dflash_config.lilicorr_num_heads", zero=data.get("hidden_size"))
     if r.problems:
         raise UserError(f"`{source}` is not a usable drafter configuration:\n  " + "\n  ".join(r.problems))
     used = r.used | {"dflash_config", "rope_theta", "rope_scaling", "rope_parameters", "model_type", "torch_dtype"}
@@ -184,14 +206,31 @@ def config_from_dict(data: dict[str, Any], source: str = "config.json") -> Draft
     return DrafterConfig(**fields)
 
 
+def _expect(r: _Reader, key: str, value: str) -> None:
+    """A field that may be absent but, when present, must be what our forward computes."""
+    found = r.get(key, str, value)
+    if found != value:
+        r.problems.append(f"`{key}` = {found!r} is not supported, expected {value!r}")
+
+
+def _multiple(r: _Reader, key: str, divisor: str, zero: Any = None) -> None:
+    """`key` must be a multiple of `divisor`, when both are there; a `key` of 0 stands for `zero`."""
+    whole, part = r.peek(key) or zero, r.peek(divisor)
+    if type(whole) is int and type(part) is int and (part < 1 or whole % part):
+        r.problems.append(f"`{key}` = {whole} is not a multiple of `{divisor}` = {part}")
+
+
 def _rope(r: _Reader) -> dict[str, Any]:
     """rope_theta (or rope_parameters.rope_theta) and the scaling block, as one mapping with `rope_theta` and `rope_type`."""
     parameters = r.get("rope_parameters", dict, None)
     if parameters is None:
         parameters = {"rope_theta": r.get("rope_theta", float), **(r.get("rope_scaling", dict, None) or {})}
-    elif "rope_theta" not in parameters:
+    elif parameters.get("rope_theta") is None:
         parameters = {**parameters, "rope_theta": r.get("rope_theta", float)}
-    return {"rope_type": parameters.get("type", "default"), **parameters}
+    parameters = {"rope_type": parameters.get("type", "default"), **parameters}
+    if parameters["rope_type"] not in ROPE_TYPES:
+        r.problems.append(f"rope_type {parameters['rope_type']!r} is not supported, expected one of {ROPE_TYPES}")
+    return parameters
 
 
 def _head(r: _Reader) -> HeadConfig | None:
@@ -249,6 +288,8 @@ def config_to_dict(config: DrafterConfig) -> dict[str, Any]:
     }
     if config.sliding_window is not None:
         data["sliding_window"] = config.sliding_window
+    if "sliding_attention" in config.layer_types:
+        dflash |= {"use_swa": True, "swa_window_size": config.sliding_window}
     if config.has_own_lm_head:
         data["has_own_lm_head"] = True
     if config.draft_vocab_size is not None:
