@@ -1,0 +1,6 @@
+"""`lilicorr::GreedyWalk` for TensorRT, and the same walk on the host. Imports nothing else of ours, nor tensorrt."""
+
+from lilicorr.plugins_trt.errors import PluginError
+from lilicorr.plugins_trt.host import host_walk
+
+__all__ = ["PluginError", "host_walk"]
