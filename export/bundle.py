@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
 from lilicorr.export.describe import describe
@@ -17,6 +16,7 @@ from lilicorr.export.options import BuildOptions
 from lilicorr.export.pair import Pair, check_pair
 from lilicorr.export.plan import make_plan
 from lilicorr.export.progress import Progress
+from lilicorr.export.quiet import quiet_libraries
 from lilicorr.export.staging import Staging
 from lilicorr.export.tables import human_bytes
 from lilicorr.runtime.contract import expected_interfaces, interface_problems
@@ -26,21 +26,18 @@ from lilicorr.runtime.manifest import FILE_NAME, Component, FileRecord, Manifest
 DISK_MARGIN = 1.05  # over the plan's estimate, for graph files and file system blocks
 
 
-def build_bundle(
-    target: Path, drafter: Path, out: Path, options: BuildOptions, progress: Progress, command: Sequence[str] = ()
-) -> Manifest:
+def build_bundle(target: Path, drafter: Path, out: Path, options: BuildOptions, progress: Progress) -> Manifest:
     """Export `target` and `drafter` to the bundle `out`, replacing an older bundle there.
 
     Args:
         target, drafter: Hugging Face folders.
-        command: What was typed; recorded in the manifest.
 
     Raises:
         UserError: the pair does not fit, `out` cannot be written or is no bundle, or the disk is too small.
     """
     with progress.phase("check the pair"):
         pair = check_pair(target, drafter, block_size=options.block_size, max_context=options.max_context)
-        manifest = describe(pair, options, command)
+        manifest = describe(pair, options)
     for warning in pair.warnings:
         progress.say(f"warning: {warning}")
     with Staging(out, FILE_NAME) as staging:
@@ -68,6 +65,7 @@ def _write_graphs(pair: Pair, options: BuildOptions, folder: Path, progress: Pro
         from lilicorr.train.checkpoint import read_drafter
         from lilicorr.train.target import embedding_table, lm_head_table, load_target
 
+        quiet_libraries()
         dtype = getattr(torch, FLOATS[options.precision])
         drafter = read_drafter(pair.drafter.path)
         model = load_target(pair.target.path)

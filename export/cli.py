@@ -56,7 +56,7 @@ def build(target: Path, drafter: Path, out: Path, as_json: bool, **choices: Any)
     from lilicorr.export.tables import human_bytes
 
     progress = Progress(sys.stderr)
-    manifest = build_bundle(target, drafter, out, BuildOptions(**choices), progress, ("lilicorr-export", *sys.argv[1:]))
+    manifest = build_bundle(target, drafter, out, BuildOptions(**choices), progress)
     size = sum(record.bytes for record in manifest.files)
     click.echo(f"bundle `{out}`: {len(manifest.files)} files, {human_bytes(size)}, {manifest.precision}")
     if as_json:
@@ -88,14 +88,14 @@ def inspect(bundle: Path, as_json: bool) -> None:
 
 @main.command()
 @click.argument("bundle", type=FOLDER)
-@click.option("--target", type=FOLDER, required=True, help="The target folder the bundle was built from.")
-@click.option("--drafter", type=FOLDER, required=True, help="The drafter folder the bundle was built from.")
+@click.option("--target", type=FOLDER, help="The target's folder.  [default: where the bundle was built from]")
+@click.option("--drafter", type=FOLDER, help="The drafter's folder.  [default: where the bundle was built from]")
 @click.option("--prompts", type=FOLDER, help="Prompt file, JSON lines.  [default: eight of our own]")
 @click.option("--limit", type=click.IntRange(1), help="Use the first prompts only.")
 @click.option("--max-new-tokens", type=click.IntRange(1), help="Tokens per answer.  [default: 32]")
 @click.option("--threads", type=click.IntRange(1), help="Threads per library.  [default: every core]")
 @click.option("--json", "as_json", is_flag=True, help="Print the whole report as the last line of stdout.")
-def check(bundle: Path, target: Path, drafter: Path, as_json: bool, **choices: Any) -> None:
+def check(bundle: Path, as_json: bool, **choices: Any) -> None:
     """Compare a bundle with PyTorch: tensors, decisions, rounds, text. Exit code 3 when a budget is missed."""
     from lilicorr.export.parity import CheckOptions, check_bundle
     from lilicorr.export.progress import Progress
@@ -103,7 +103,7 @@ def check(bundle: Path, target: Path, drafter: Path, as_json: bool, **choices: A
     from lilicorr.runtime.errors import EXIT_PARITY
 
     options = CheckOptions(**{name: value for name, value in choices.items() if value is not None})
-    report = check_bundle(bundle, target, drafter, options, Progress(sys.stderr))
+    report = check_bundle(bundle, options, Progress(sys.stderr))
     click.echo(text_from_report(report))
     if as_json:
         click.echo(json.dumps(report))

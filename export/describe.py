@@ -8,11 +8,12 @@ from __future__ import annotations
 import datetime
 import importlib.metadata
 import platform
-from collections.abc import Sequence
+from pathlib import Path
 
 from lilicorr.export.options import BuildOptions
 from lilicorr.export.pair import Pair
 from lilicorr.runtime.contract import FLOATS
+from lilicorr.runtime.errors import UserError
 from lilicorr.runtime.manifest import SCHEMA_VERSION, Cache, Drafter, Head, Limits, Manifest, Plugin, Target
 from lilicorr.train.config import DFLASH, LILICORR
 
@@ -20,7 +21,7 @@ PLUGIN = Plugin(name="GreedyWalk", namespace="lilicorr", version="1")
 RECORDED = ("torch", "transformers", "onnx", "onnxscript", "onnx-ir", "onnxruntime", "tokenizers", "numpy")
 
 
-def describe(pair: Pair, options: BuildOptions, command: Sequence[str]) -> Manifest:
+def describe(pair: Pair, options: BuildOptions) -> Manifest:
     """Return the manifest of exporting `pair` with `options`, with no components and no files yet."""
     target, config = pair.target, pair.drafter.config
     dtype = FLOATS[options.precision]
@@ -29,7 +30,7 @@ def describe(pair: Pair, options: BuildOptions, command: Sequence[str]) -> Manif
         schema_version=SCHEMA_VERSION,
         lilicorr_version=importlib.metadata.version("lilicorr"),
         created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        command=tuple(command),
+        command=_command(pair, options),
         precision=options.precision,
         target=Target(
             name=target.path.resolve().name,
@@ -61,6 +62,30 @@ def describe(pair: Pair, options: BuildOptions, command: Sequence[str]) -> Manif
         plugin=PLUGIN if head else None,
         environment=_environment(),
     )
+
+
+def source_folders(manifest: Manifest) -> tuple[Path, Path]:
+    """Target and drafter folder that the bundle was built from, as its command line records them.
+
+    Raises:
+        UserError: the command line names none.
+    """
+    given = dict(zip(manifest.command, manifest.command[1:], strict=False))
+    if not {"--target", "--drafter"} <= given.keys():
+        raise UserError("the bundle does not record what it was built from", hint="give --target DIR and --drafter DIR")
+    return Path(given["--target"]), Path(given["--drafter"])
+
+
+def _command(pair: Pair, options: BuildOptions) -> tuple[str, ...]:
+    """The command line that builds the same bundle, with absolute folders; only --out is left to choose."""
+    folders = {"--target": pair.target.path.resolve(), "--drafter": pair.drafter.path.resolve()}
+    chosen = {
+        "--precision": options.precision,
+        "--max-context": options.context(pair.max_context),
+        "--max-batch": options.max_batch,
+        "--block-size": pair.block_size,
+    }
+    return ("lilicorr-export", "build", *(str(part) for option in (folders | chosen).items() for part in option))
 
 
 def _environment() -> dict[str, str]:

@@ -74,6 +74,6 @@ def _users(manifest: Manifest) -> dict[str, tuple[str, ...]]:
 
 def _parity_text(folder: Path, summary: list[dict[str, Any]] | None) -> str:
     if summary is None:
-        return f"parity: not checked yet: lilicorr-export check {folder} --target DIR --drafter DIR"
+        return f"parity: not checked yet: lilicorr-export check {folder}"
     rows = [(line["rung"], line["measure"], line["value"], line["budget"], line["verdict"]) for line in summary]
     return table(("parity", "measure", "value", "budget", ""), rows)

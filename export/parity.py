@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from lilicorr.export.budgets import BUDGETS
-from lilicorr.export.describe import describe
+from lilicorr.export.describe import describe, source_folders
 from lilicorr.export.options import BuildOptions
 from lilicorr.export.pair import check_pair
 from lilicorr.export.progress import Progress
+from lilicorr.export.quiet import quiet_libraries
 from lilicorr.export.report import write_report
 from lilicorr.runtime.bundle import Bundle, open_bundle
 from lilicorr.runtime.errors import UserError
@@ -32,6 +33,8 @@ TEXTS_PER_BATCH = 2  # ragged lanes of a tensor comparison; logits of a batch ar
 class CheckOptions:
     """The choices of `lilicorr-export check`."""
 
+    target: Path | None = None  # folders; None takes those the bundle was built from
+    drafter: Path | None = None
     prompts: Path = OWN_PROMPTS
     limit: int | None = None  # prompts; None takes the whole file
     max_new_tokens: int = 32
@@ -52,6 +55,7 @@ def check_bundle(
 
     with progress.phase("verify the bundle"):
         bundle = open_bundle(folder)
+        target, drafter = _sources(bundle, options)
         _require_same_models(bundle, target, drafter)
         prompts = read_prompts(options.prompts, options.limit)
     budget = BUDGETS.get(bundle.manifest.precision)
@@ -73,6 +77,7 @@ def check_bundle(
         from lilicorr.train.generate import greedy_batch
         from lilicorr.train.target import load_target
 
+        quiet_libraries()
         if options.threads is not None:
             torch.set_num_threads(options.threads)
         manifest = bundle.manifest
@@ -114,15 +119,21 @@ def check_bundle(
         "summary": [measure.row() for measure in found],
         "details": details(seen, loop.seen),
     }
-    write_report(report, folder)
-    return report
+    return write_report(report, folder)
+
+
+def _sources(bundle: Bundle, options: CheckOptions) -> tuple[Path, Path]:
+    if options.target is not None and options.drafter is not None:
+        return options.target, options.drafter
+    target, drafter = source_folders(bundle.manifest)
+    return options.target or target, options.drafter or drafter
 
 
 def _require_same_models(bundle: Bundle, target: Path, drafter: Path) -> None:
     """Refuse models that are not the ones the manifest describes."""
     manifest = bundle.manifest
     pair = check_pair(target, drafter, block_size=manifest.drafter.block_size)
-    given = describe(pair, BuildOptions(precision=manifest.precision), ())
+    given = describe(pair, BuildOptions(precision=manifest.precision))
     problems = []
     for part in ("target", "drafter", "head"):
         ours, theirs = getattr(manifest, part), getattr(given, part)

@@ -41,7 +41,7 @@ class Plan:
 def make_plan(pair: Pair, options: BuildOptions) -> Plan:
     """Work out the plan of exporting `pair` with `options`."""
     element = ELEMENT_BYTES[options.precision]
-    manifest = describe(pair, options, ())
+    manifest = describe(pair, options)
     graphs = expected_interfaces(manifest)
     counts = _weight_counts(pair)
     head = pair.drafter.config.head

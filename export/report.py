@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import math
 import os
 import tempfile
 from pathlib import Path
@@ -22,14 +23,19 @@ tr { border-bottom: 1px solid #ddd } .ok { color: #176b2c } .missed { color: #b0
 """
 
 
-def write_report(report: dict[str, Any], folder: Path) -> None:
-    """Write both files into `folder`; a reader sees the old file or the new one."""
+def write_report(report: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Write both files into `folder`, where a reader sees the old file or the new one; return what parity.json holds.
+
+    Numbers that JSON cannot hold (NaN, infinity) become null.
+    """
+    report = _finite(report)
     for name, text in ((JSON_NAME, json.dumps(report, indent=1) + "\n"), (HTML_NAME, html_from_report(report))):
         handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{name}-")
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
         os.chmod(temporary, 0o644)  # mkstemp makes 0600
         os.replace(temporary, folder / name)
+    return report
 
 
 def text_from_report(report: dict[str, Any]) -> str:
@@ -48,6 +54,14 @@ def html_from_report(report: dict[str, Any]) -> str:
         f"<h1>Parity report</h1>\n<p>{html.escape(facts)}</p>\n<p><b>{html.escape(_verdict(report))}</b></p>\n"
         f"<table><tr>{head}</tr>\n{rows}\n</table></html>\n"
     )
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _verdict(report: dict[str, Any]) -> str:

@@ -14,8 +14,8 @@ import numpy as np
 
 from lilicorr.export.reference import Reference
 from lilicorr.runtime.engine import Backend
-from lilicorr.runtime.lossless import compare
 from lilicorr.runtime.loop import GreedyLoop
+from lilicorr.runtime.lossless import compare
 from lilicorr.runtime.manifest import Manifest
 from lilicorr.runtime.steps import Steps
 from lilicorr.train.replay import acceptance_on_continuation

@@ -1,4 +1,4 @@
-"""Fixtures shared by all test folders, and one thread per library: the tests are small and the machine is shared."""
+"""Fixtures shared by all test folders, and one thread per library: the tests are small and machines are shared."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from tests.fixtures import own_pair, tiny_drafter, tiny_target
+from tests.fixtures import own_bundle, own_pair, tiny_bundle, tiny_drafter, tiny_target
 
-__all__ = ["own_pair", "tiny_drafter", "tiny_target"]
+__all__ = ["own_bundle", "own_pair", "tiny_bundle", "tiny_drafter", "tiny_target"]

@@ -82,7 +82,7 @@ def drafter_config(**changes: Any) -> dict[str, Any]:
         "projector_type": "lilicorr",
         "lilicorr_enabled": True,
         "lilicorr_candidate_topk": 4,
-        "lilicorr_hidden_size": 16,
+        "lilicorr_hidden_size": 24,
         "lilicorr_num_layers": 1,
         "lilicorr_num_heads": 2,
         "lilicorr_mlp_ratio": 2.0,
@@ -207,6 +207,24 @@ def tiny_drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("drafter")
     write_drafter_folder(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_bundle(tiny_target: Path, tiny_drafter: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A read-only fp32 bundle of `tiny_target` and `tiny_drafter`, built once."""
+    from lilicorr.export.bundle import build_bundle
+    from lilicorr.export.options import BuildOptions
+    from lilicorr.export.progress import Progress
+
+    out = tmp_path_factory.mktemp("bundles") / "tiny"
+    build_bundle(tiny_target, tiny_drafter, out, BuildOptions(), Progress(None))
+    return out
+
+
+@pytest.fixture
+def own_bundle(tiny_bundle: Path, tmp_path: Path) -> Path:
+    """A copy of the tiny bundle that a test may damage."""
+    return Path(shutil.copytree(tiny_bundle, tmp_path / "bundle"))
 
 
 @pytest.fixture

@@ -1,0 +1,46 @@
+"""The dry run against what a build really writes."""
+
+import json
+
+from lilicorr.export.options import BuildOptions
+from lilicorr.export.pair import check_pair
+from lilicorr.export.plan import make_plan, render
+from lilicorr.runtime.manifest import read_manifest
+
+
+def test_planned_interfaces_and_files_are_those_of_the_build(tiny_target, tiny_drafter, tiny_bundle):
+    plan = make_plan(check_pair(tiny_target, tiny_drafter), BuildOptions())
+    manifest = read_manifest(tiny_bundle)
+    assert set(plan.files) == {record.path for record in manifest.files} | {"manifest.json"}
+    for name, component in manifest.components.items():
+        for side in ("inputs", "outputs"):
+            assert set(plan.graphs[name][side]) == set(getattr(component, side))
+    real = sum(record.bytes for record in manifest.files)
+    assert 0.7 < plan.disk_bytes / real < 1.5  # tiny weights: graph files and page padding weigh most here
+    weights = {record.path: record.bytes for record in manifest.files if record.path.startswith("weights/")}
+    assert plan.files["weights/embedding.bin"] == weights["weights/embedding.bin"]
+
+
+def test_cache_bytes_at_full_context_and_batch(tiny_target, tiny_drafter):
+    plan = make_plan(
+        check_pair(tiny_target, tiny_drafter), BuildOptions(max_context=100, max_batch=3, precision="fp16")
+    )
+    assert plan.cache_bytes == {"target": 2 * 4 * 2 * 8 * 100 * 3 * 2, "drafter": 2 * 2 * 2 * 8 * 100 * 3 * 2}
+    assert plan.precision == {"target": "float16", "drafter": "float16", "scorer": "float16"}
+
+
+def test_half_precision_halves_the_weights(tiny_target, tiny_drafter):
+    pair = check_pair(tiny_target, tiny_drafter)
+    full, half = (make_plan(pair, BuildOptions(precision=p)).files for p in ("fp32", "bf16"))
+    assert all(full[name] == 2 * half[name] for name in full if name.startswith("weights/"))
+
+
+def test_the_table_and_the_json_say_the_same(tiny_target, tiny_drafter):
+    plan = make_plan(check_pair(tiny_target, tiny_drafter, block_size=3), BuildOptions(block_size=3))
+    text = render(plan)
+    assert "block 3 (anchor + 2 slots), context 512, batch 4" in text
+    assert "k_cache_{i}" in text
+    assert "(N, 2, 4)" in text  # candidate_ids: S = 2, K = 4
+    assert "warning: the drafter records no tokenizer" in text
+    data = json.loads(json.dumps(plan.to_dict()))
+    assert data["disk_bytes"] == sum(data["files"].values())
