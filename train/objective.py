@@ -22,7 +22,7 @@ from lilicorr.train.walk import greedy_walk
 class Weights:
     """Weights of the terms; the published base variant is (0.25, 0, 0.25), the margin one (0.125, 0.125, 0.25)."""
 
-    decay: float = 4.0  # gamma of exp(-s/gamma); published: 4 for B=8, 7 for B=16
+    decay: float = 4.0  # gamma of exp(-s/gamma); published: 4 for B=8, 7 for B=16; 0: all slots weigh the same
     soft: float = 0.0  # share of the target's own distribution in the drafter's labels (0: gold token, 1: distillation)
     head_ce: float = 0.25
     head_margin: float = 0.0
@@ -30,8 +30,8 @@ class Weights:
     margin: float = 2.0
 
     def __post_init__(self) -> None:
-        if min(self.head_ce, self.head_margin, self.head_penalty) < 0:
-            raise UserError("objective weights must be ≥ 0")
+        if min(vars(self).values()) < 0 or self.soft > 1:
+            raise UserError(f"objective: expected values ≥ 0 and `soft` ≤ 1, found {vars(self)}")
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def drafter_loss(logits: Tensor, target_logits: Tensor | None, blocks: Blocks, w
     """
     mask = blocks.supervised & (blocks.gold >= 0)
     slot = torch.arange(mask.shape[1], device=mask.device)
-    w = torch.exp(-slot / weights.decay) * mask
+    w = (torch.exp(-slot / weights.decay) if weights.decay else torch.ones_like(slot)) * mask
     log_q = torch.log_softmax(at_least_fp32(logits), dim=-1)
     loss = -(1 - weights.soft) * log_q.gather(-1, blocks.gold.clamp_min(0)[..., None]).squeeze(-1)
     if weights.soft and target_logits is not None:

@@ -1,0 +1,222 @@
+"""Objective: every term against loops written from the published description, gradients against finite differences, edge cases."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from lilicorr.runtime.errors import UserError
+from lilicorr.train.lilicorr import LiLiCorrHead
+from lilicorr.train.objective import Blocks, Weights, drafter_loss, head_terms, prefix_metrics
+
+N, S, K, H, V = 4, 3, 3, 6, 9
+
+
+class Tables(torch.nn.Module):
+    """Stands in for the head: fixed start and pair scores, plus a little of every input so that gradients flow."""
+
+    candidate_topk = K
+
+    def __init__(self, start: torch.Tensor, pair: torch.Tensor):
+        super().__init__()
+        self.start, self.pair = start, pair
+        self.seen: tuple[torch.Tensor, ...] = ()
+
+    def forward(self, embeddings, log_probs, hidden, anchor):
+        self.seen = (embeddings, log_probs)
+        start = self.start + 0.1 * log_probs[:, 0] + 0.1 * anchor.sum(-1, keepdim=True).tanh()
+        return start, self.pair + 0.1 * log_probs[:, 1:, None] + 0.1 * hidden[:, 1:, None].sum(-1, keepdim=True).tanh()
+
+
+@pytest.fixture
+def case():
+    """Blocks: 0 all gold in the lattice; 1 gold of slot 1 not in it; 2 not wholly supervised; 3 gold outside the vocabulary."""
+    generator = torch.Generator().manual_seed(11)
+
+    def draw(*shape):
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    logits = 2 * draw(N, S, V)
+    order = logits.argsort(-1, descending=True)
+    gold = order[:, :, 1].clone()
+    gold[0, 2] = order[0, 2, 0]
+    gold[1, 1] = order[1, 1, K]
+    gold[3, 2] = -1
+    supervised = torch.ones(N, S, dtype=torch.bool)
+    supervised[2, 2] = False
+    blocks = Blocks(draw(N, S, H), gold, supervised, draw(N, S, H), draw(N, H))
+    return Tables(draw(N, K), draw(N, S - 1, K, K)), logits, draw(V, H), draw(V, H), blocks
+
+
+def loop_drafter(logits, target_logits, blocks, gamma, soft):
+    """Σ w·CE / (Σ w + 1e-6) over block slots j = 1…S, weight exp(-max(j-1, 0)/gamma)."""
+    total = weight_sum = 0.0
+    for n in range(logits.shape[0]):
+        for j in range(1, logits.shape[1] + 1):
+            gold = int(blocks.gold[n, j - 1])
+            if not blocks.supervised[n, j - 1] or gold < 0:
+                continue
+            w = math.exp(-max(j - 1, 0) / gamma) if gamma else 1.0
+            row = logits[n, j - 1].tolist()
+            log_z = math.log(sum(math.exp(x) for x in row))
+            ce = log_z - row[gold]
+            if soft:
+                teacher = target_logits[n, j - 1].tolist()
+                z = sum(math.exp(x) for x in teacher)
+                kd = sum(math.exp(t) / z * (log_z - x) for t, x in zip(teacher, row, strict=True))
+                ce = (1 - soft) * ce + soft * kd
+            total, weight_sum = total + w * ce, weight_sum + w
+    return total / (weight_sum + 1e-6)
+
+
+def loop_head(head, logits, target_rows, blocks, margin):
+    """ce, margin and penalty: means over the slots whose block is valid and whose gold prefix is in the lattice."""
+    log_probs = torch.log_softmax(logits, -1).topk(K, dim=-1).values
+    start, pair = head(None, log_probs, blocks.hidden, blocks.anchor_row)
+    sums, count = {"ce": 0.0, "margin": 0.0, "penalty": 0.0}, 0
+    for n in range(logits.shape[0]):
+        if not all(blocks.supervised[n].tolist()):
+            continue
+        previous = None
+        for s in range(logits.shape[1]):
+            candidates = logits[n, s].topk(K).indices.tolist()
+            gold = int(blocks.gold[n, s])
+            if gold not in candidates:
+                break
+            g = candidates.index(gold)
+            node = (start[n] if s == 0 else pair[n, s - 1, previous]).tolist()
+            z = sum(math.exp(x) for x in node)
+            target = [float(target_rows[c] @ blocks.target_hidden[n, s]) for c in candidates]
+            sums["ce"] += math.log(z) - node[g]
+            rival = max(x for j, x in enumerate(node) if j != g)
+            sums["margin"] += max(0.0, margin - (node[g] - rival))
+            sums["penalty"] += sum(math.exp(x) / z * max(0.0, target[g] - t) for x, t in zip(node, target, strict=True))
+            previous, count = g, count + 1
+    return {name: value / max(1, count) for name, value in sums.items()}, count
+
+
+@pytest.mark.parametrize("gamma", [4.0, 0.5, 0.0])
+@pytest.mark.parametrize("soft", [0.0, 0.3, 1.0])
+def test_drafter_loss_equals_the_loop(case, gamma, soft):
+    _, logits, _, target_rows, blocks = case
+    target_logits = blocks.target_hidden @ target_rows.T
+    ours = drafter_loss(logits, target_logits, blocks, Weights(decay=gamma, soft=soft))
+    assert ours.item() == pytest.approx(loop_drafter(logits, target_logits, blocks, gamma, soft), rel=1e-7)
+
+
+def test_head_terms_equal_the_loop(case):
+    head, logits, embeddings, target_rows, blocks = case
+    terms, _ = head_terms(head, logits, embeddings, target_rows, blocks, Weights(head_margin=0.5, margin=1.3))
+    expected, count = loop_head(head, logits, target_rows, blocks, 1.3)
+    assert count == 3 + 1 + 0 + 2  # whole block, up to the gold that is missing, invalid block, up to the gold outside
+    assert terms.keys() == expected.keys()
+    for name, value in expected.items():
+        assert value > 0
+        assert terms[name].item() == pytest.approx(value, abs=1e-12)
+
+
+def test_head_reads_candidates_sorted_and_log_probs_over_the_whole_vocabulary(case):
+    head, logits, embeddings, target_rows, blocks = case
+    head_terms(head, logits, embeddings, target_rows, blocks, Weights())
+    seen_embeddings, seen_log_probs = head.seen
+    top = torch.log_softmax(logits, -1).topk(K)
+    torch.testing.assert_close(seen_log_probs, top.values)
+    assert torch.equal(seen_embeddings, embeddings[top.indices])
+
+
+def test_a_later_slot_counts_for_nothing_once_the_gold_is_not_in_the_lattice(case):
+    head, logits, embeddings, target_rows, blocks = case
+    before, _ = head_terms(head, logits, embeddings, target_rows, blocks, Weights(head_margin=1.0))
+    head.pair = head.pair.clone()
+    head.pair[1] += 5 * torch.randn_like(head.pair[1])  # block 1 stops at slot 1
+    head.pair[2] += 5 * torch.randn_like(head.pair[2])  # block 2 is not valid
+    head.start[2] += 1
+    after, _ = head_terms(head, logits, embeddings, target_rows, blocks, Weights(head_margin=1.0))
+    assert {n: t.item() for n, t in before.items()} == {n: t.item() for n, t in after.items()}
+
+
+def test_gradients_match_finite_differences(case):
+    """Real head, float64: through logits, hidden rows and anchor row. The perturbation is far below the top-K gaps."""
+    _, logits, embeddings, target_rows, blocks = case
+    head = LiLiCorrHead(
+        model_hidden_size=H,
+        hidden_size=4,
+        num_layers=1,
+        num_heads=2,
+        mlp_ratio=1.0,
+        block_size=S + 1,
+        candidate_topk=K,
+        factor_dim=3,
+        rms_norm_eps=1e-5,
+        vector_eps=1e-4,
+        logit_scale=2.0,
+    ).double()
+    generator = torch.Generator().manual_seed(0)
+    for parameter in head.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=generator, dtype=torch.float64).mul(0.5)
+    weights = Weights(soft=0.4, head_margin=0.5)
+    target_logits = blocks.target_hidden @ target_rows.T
+
+    def all_terms(logits, hidden, anchor_row):
+        live = dataclasses.replace(blocks, hidden=hidden, anchor_row=anchor_row)
+        terms, _ = head_terms(head, logits, embeddings, target_rows, live, weights)
+        return drafter_loss(logits, target_logits, live, weights), *terms.values()
+
+    leaves = tuple(t.clone().requires_grad_() for t in (logits, blocks.hidden, blocks.anchor_row))
+    assert torch.autograd.gradcheck(all_terms, leaves, eps=1e-6, atol=1e-6, fast_mode=True)
+    for name, term in zip(("drafter", "ce", "margin", "penalty"), all_terms(*leaves), strict=True):
+        gradients = torch.autograd.grad(term, leaves, allow_unused=True, retain_graph=True)
+        assert gradients[0].abs().max() > 0, f"{name} does not reach the logits"
+        if name != "drafter":
+            assert all(g.abs().max() > 0 for g in gradients), f"{name} does not reach the drafter's rows"
+
+
+def test_nothing_supervised_is_a_zero_with_a_graph(case):
+    head, logits, embeddings, target_rows, blocks = case
+    blocks = dataclasses.replace(blocks, supervised=torch.zeros(N, S, dtype=torch.bool))
+    logits = logits.clone().requires_grad_()
+    terms, metrics = head_terms(head, logits, embeddings, target_rows, blocks, Weights(head_margin=1.0))
+    loss = drafter_loss(logits, None, blocks, Weights()) + sum(terms.values())
+    assert loss.item() == 0.0
+    loss.backward()
+    assert not logits.grad.any()
+    assert all(value.item() == 0.0 for value in metrics.values())
+
+
+def test_one_candidate_has_no_margin_term(case):
+    head, logits, embeddings, target_rows, blocks = case
+    head.candidate_topk = 1
+    head.start, head.pair = head.start[:, :1], head.pair[:, :, :1, :1]
+    terms, _ = head_terms(head, logits, embeddings, target_rows, blocks, Weights(head_margin=1.0))
+    assert terms.keys() == {"ce", "penalty"}
+    assert all(math.isfinite(t.item()) for t in terms.values())
+
+
+def test_gold_outside_the_draft_vocabulary_is_not_a_label(case):
+    """The logits of a slot without label may be anything."""
+    _, logits, _, _, blocks = case
+    changed = logits.clone()
+    changed[3, 2] *= 30
+    assert drafter_loss(changed, None, blocks, Weights()) == drafter_loss(logits, None, blocks, Weights())
+
+
+def test_prefix_metrics_by_hand():
+    """K = 2. Block 0: gold 0, 1, 0, walk 0, 1, 1. Block 1: gold 1, none, 0, walk begins with 1. Block 2 is not valid."""
+    start = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
+    pair = torch.zeros(3, 2, 2, 2)
+    pair[0, 0, 0] = pair[0, 1, 1] = torch.tensor([0.0, 1.0])
+    is_gold = torch.tensor(
+        [[[1, 0], [0, 1], [1, 0]], [[0, 1], [0, 0], [1, 0]], [[1, 0], [1, 0], [1, 0]]], dtype=torch.bool
+    )
+    whole = torch.tensor([[True], [True], [False]])
+    metrics = {name: value.item() for name, value in prefix_metrics(start, pair, is_gold, whole).items()}
+    assert metrics == {"selected_prefix": (2 + 1) / 2, "top1_prefix": (1 + 0) / 2, "oracle_prefix": (3 + 1) / 2}
+
+
+@pytest.mark.parametrize("change", [{"head_ce": -0.1}, {"decay": -1.0}, {"soft": 1.5}, {"margin": -2.0}])
+def test_values_without_meaning_are_refused(change):
+    with pytest.raises(UserError, match="objective"):
+        Weights(**change)
