@@ -44,7 +44,7 @@ def run_bench(
     compare_argmax: bool = False,
     progress: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """Answer `prompts` and return the report (docs/bench.md has its fields).
+    """Answer `prompts` and return the report; `summarise` makes most of it, and its keys say what they hold.
 
     Args:
         session: An open bundle.
