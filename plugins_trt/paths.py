@@ -11,7 +11,18 @@ PACKAGE = Path(__file__).resolve().parent
 SOURCES = PACKAGE / "csrc"
 LIBRARY = "liblilicorr_plugin.so"
 HOST_SOURCES = ("walk.h", "host.cpp")
-DEVICE_SOURCES = ("creator.cpp", "kernel.cu", "kernel.h", "log.h", "plugin.cpp", "plugin.h", "shapes.h", "walk.h")
+DEVICE_SOURCES = (
+    "creator.cpp",
+    "kernel.cu",
+    "kernel.h",
+    "log.cpp",
+    "log.h",
+    "plugin.cpp",
+    "plugin.h",
+    "shapes.cpp",
+    "shapes.h",
+    "walk.h",
+)
 
 
 def source_hash(names: Iterable[str]) -> str:

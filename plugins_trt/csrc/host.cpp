@@ -4,8 +4,6 @@
 namespace
 {
 
-using lilicorr::Lane;
-
 class Solo
 {
 public:
@@ -27,6 +25,16 @@ private:
     float mScratch[lilicorr::kMaxCandidates];
 };
 
+template <bool kSampled>
+void walkBatch(lilicorr::Tensors const& batch, int64_t n, int slots, int k)
+{
+    Solo team;
+    for (int64_t i = 0; i < n; ++i)
+    {
+        lilicorr::walk<kSampled>(team, lilicorr::laneOf<kSampled>(batch, i, slots, k), slots, k);
+    }
+}
+
 } // namespace
 
 // start (n,k), pair (n,slots-1,k,k), temperature (n), uniforms (n,slots) -> path (n,slots), q (n,slots,k).
@@ -34,18 +42,6 @@ private:
 extern "C" void lilicorr_host_walk(float const* start, float const* pair, float const* temperature, float const* uniforms,
     int64_t n, int slots, int k, int32_t* path, float* q)
 {
-    Solo team;
-    for (int64_t i = 0; i < n; ++i)
-    {
-        Lane lane{start + i * k, pair + i * (slots - 1) * k * k, nullptr, nullptr, path + i * slots, nullptr};
-        if (temperature == nullptr)
-        {
-            lilicorr::walk<false>(team, lane, slots, k);
-            continue;
-        }
-        lane.temperature = temperature + i;
-        lane.uniforms = uniforms + i * slots;
-        lane.q = q + i * slots * k;
-        lilicorr::walk<true>(team, lane, slots, k);
-    }
+    lilicorr::Tensors const batch{start, pair, temperature, uniforms, path, q};
+    temperature == nullptr ? walkBatch<false>(batch, n, slots, k) : walkBatch<true>(batch, n, slots, k);
 }

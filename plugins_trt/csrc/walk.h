@@ -18,16 +18,33 @@ namespace lilicorr
 constexpr int kMaxCandidates = 32; // one per thread of a warp
 constexpr int kMaxSlots = 63;
 
-// One batch lane. `temperature`, `uniforms` and `q` are null in the greedy form.
-struct Lane
+// The tensors of a batch (shapes below, dense), or of one lane of it (the same without N).
+// `temperature`, `uniforms` and `q` are null in the greedy form.
+struct Tensors
 {
-    float const* start;       // (K)
-    float const* pair;        // (S-1, K, K): slot, candidate, next slot's candidate; unused when S is 1
-    float const* temperature; // scalar
-    float const* uniforms;    // (S) in [0, 1)
-    int32_t* path;            // (S)
-    float* q;                 // (S, K)
+    float const* start;       // (N, K)
+    float const* pair;        // (N, S-1, K, K): slot, candidate, next slot's candidate; unused when S is 1
+    float const* temperature; // (N)
+    float const* uniforms;    // (N, S) in [0, 1)
+    int32_t* path;            // (N, S)
+    float* q;                 // (N, S, K)
 };
+
+template <bool kSampled>
+LILICORR_CORE Tensors laneOf(Tensors const& batch, int64_t lane, int slots, int count)
+{
+    Tensors one{};
+    one.start = batch.start + lane * count;
+    one.pair = batch.pair + lane * (slots - 1) * count * count;
+    one.path = batch.path + lane * slots;
+    if constexpr (kSampled)
+    {
+        one.temperature = batch.temperature + lane;
+        one.uniforms = batch.uniforms + lane * slots;
+        one.q = batch.q + lane * slots * count;
+    }
+    return one;
+}
 
 // Lowest index of the largest entry that is not NaN; 0 when nothing is above -inf.
 LILICORR_CORE int firstBest(float const* row, int count)
@@ -92,18 +109,19 @@ LILICORR_CORE float const* propose(Team& team, float const* row, int count, floa
     return q;
 }
 
-// Follows the best (or the drawn) candidate from slot to slot.
+// Follows the best (or the drawn) candidate of one lane from slot to slot.
 //
 // `Team` is who executes: stage(row, count) makes a row readable by all of it, each(count, f) calls f(0..count-1) and
 // synchronises, scratch() is room for kMaxCandidates floats shared by all of it, leads() is true for one member.
 template <bool kSampled, class Team>
-LILICORR_CORE void walk(Team& team, Lane const& lane, int slots, int count)
+LILICORR_CORE void walk(Team& team, Tensors const& lane, int slots, int count)
 {
-    float const* source = lane.start;
+    int choice = 0;
     for (int s = 0; s < slots; ++s)
     {
-        float const* const row = team.stage(source, count);
-        int choice;
+        float const* const scores
+            = s == 0 ? lane.start : lane.pair + (static_cast<int64_t>(s - 1) * count + choice) * count;
+        float const* const row = team.stage(scores, count);
         if constexpr (kSampled)
         {
             float const* const q = propose(team, row, count, *lane.temperature);
@@ -118,7 +136,6 @@ LILICORR_CORE void walk(Team& team, Lane const& lane, int slots, int count)
         {
             lane.path[s] = choice;
         }
-        source = lane.pair + (static_cast<int64_t>(s) * count + choice) * count;
     }
 }
 
