@@ -47,9 +47,12 @@ def read_sequences(files: Iterable[Path | str], tokenizer: Any, *, max_length: i
     for file in files:
         for number, record in _records(Path(file)):
             try:
-                messages = [{"role": "user", "content": record["turns"][0]}]
+                question, response = record["turns"][0], record["response"]
+                if not (isinstance(record["turns"], list) and isinstance(question, str) and isinstance(response, str)):
+                    raise TypeError("`turns` is a list of texts and `response` a text")
+                messages = [{"role": "user", "content": question}]
                 prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-                answer = tokenizer(record["response"], add_special_tokens=False).input_ids
+                answer = tokenizer(response, add_special_tokens=False).input_ids
             except (KeyError, IndexError, TypeError) as error:
                 raise UserError(f"{file}:{number}: expected `id`, `turns` and `response`: {error!r}") from None
             if ends_in_loop(answer):
@@ -68,8 +71,8 @@ def read_sequences(files: Iterable[Path | str], tokenizer: Any, *, max_length: i
 
 def _records(file: Path) -> Iterable[tuple[int, dict[str, Any]]]:
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
+        lines = file.read_text(encoding="utf-8").split("\n")  # not splitlines: JSON strings may hold U+2028
+    except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"`{file}` cannot be read: {error}", hint="lilicorr-train regenerate --help") from None
     for number, line in enumerate(lines, 1):
         if line.strip():

@@ -29,6 +29,10 @@ class Weights:
     head_penalty: float = 0.25
     margin: float = 2.0
 
+    @property
+    def head_weights(self) -> tuple[float, float, float]:
+        return self.head_ce, self.head_margin, self.head_penalty
+
     def __post_init__(self) -> None:
         if min(vars(self).values()) < 0 or self.soft > 1:
             raise UserError(f"objective: expected values ≥ 0 and `soft` ≤ 1, found {vars(self)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import typing
 from dataclasses import dataclass
@@ -67,9 +68,39 @@ class Recipe:
     save_every: int = 200
     threads: int | None = None
 
+    def _check(self, target: Any) -> None:
+        """What only shows against the target. Raises UserError with every problem."""
+        d, head, layers, vocab = self.drafter, self.head, target.num_hidden_layers, target.vocab_size
+        kept = vocab if d.draft_vocab_size is None else d.draft_vocab_size
+        problems = {
+            f"`drafter.mask_token_id` {d.mask_token_id}: the target's embedding has rows 0 to {vocab - 1}": not (
+                0 <= d.mask_token_id < vocab
+            ),
+            f"`drafter.target_layer_ids` {d.target_layer_ids}: the target has layers 0 to {layers - 1}": any(
+                not 0 <= i < layers for i in d.target_layer_ids or ()
+            ),
+            f"`drafter.draft_vocab_size` {kept}: the target's vocabulary has {vocab}": not 0 < kept <= vocab,
+            f"`drafter.block_size` {d.block_size}: expected at least 2, an anchor and one slot": d.block_size < 2,
+            "`drafter.num_attention_heads` must be a multiple of `drafter.num_key_value_heads`": (
+                d.num_key_value_heads < 1 or d.num_attention_heads % d.num_key_value_heads > 0
+            ),
+            "`head.hidden_size` must be a multiple of `head.num_heads`": head.enabled
+            and (head.num_heads < 1 or head.hidden_size % head.num_heads > 0),
+            f"`head.candidate_topk` {head.candidate_topk}: expected 1 to {kept}, the draft vocabulary": head.enabled
+            and not 1 <= head.candidate_topk <= kept,
+        }
+        wrong = [text for text, holds in problems.items() if holds]
+        if wrong:
+            raise UserError("the recipe does not fit its target:\n  " + "\n  ".join(wrong))
+
     def drafter_config(self, target: Any, sequences_vocab: list[int] | None) -> DrafterConfig:
-        """The configuration of a new drafter for a loaded target (a transformers config)."""
+        """The configuration of a new drafter for a loaded target (a transformers config).
+
+        Raises:
+            UserError: ids or sizes that do not fit the target (all at once).
+        """
         rope = dict(target.rope_parameters)
+        self._check(target)
         ids = self.drafter.target_layer_ids
         geometry = dataclasses.asdict(self.drafter) | {
             "target_layer_ids": tuple(ids)
@@ -107,10 +138,12 @@ def read_recipe(path: Path | str, overrides: typing.Sequence[str] = ()) -> Recip
             for parent in parents:
                 node = node.setdefault(parent, {})
             node[leaf] = yaml.safe_load(value)
-    except (OSError, yaml.YAMLError, AttributeError, TypeError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, AttributeError, TypeError) as error:
         raise UserError(f"recipe `{path}` cannot be read: {error}") from None
     problems: list[str] = []
     recipe = _build(Recipe, data, "", problems)
+    if recipe and recipe.head.enabled and not any(recipe.objective.head_weights):
+        problems.append("`head.enabled` is true and every `objective.head_…` weight is 0: the head would stay random")
     if problems:
         raise UserError(f"recipe `{path}` is not valid:\n  " + "\n  ".join(problems))
     return recipe
@@ -140,9 +173,12 @@ def _typed(hint: Any, value: Any, name: str, problems: list[str]) -> Any:
     options = typing.get_args(hint) if typing.get_origin(hint) not in (list, None) else (hint,)
     for option in options:
         plain = typing.get_origin(option) or option
-        if plain is float and isinstance(value, int) and not isinstance(value, bool):
-            return float(value)
-        if isinstance(value, plain) and not (isinstance(value, bool) and plain is not bool):
+        if plain is float and isinstance(value, (int, str)) and not isinstance(value, bool):
+            with contextlib.suppress(ValueError):
+                return float(value)  # YAML 1.1 reads 1e-3, without a point, as text
+        elif plain is list and isinstance(value, list):
+            return [_typed(typing.get_args(option)[0], item, f"{name}[{i}]", problems) for i, item in enumerate(value)]
+        elif isinstance(value, plain) and not (isinstance(value, bool) and plain is not bool):
             return value
     problems.append(f"`{name}`: expected {hint}, found {value!r}")
     return None

@@ -1,0 +1,143 @@
+"""Training data: what a response file may hold, where supervision begins, loops, the split, the reduced vocabulary."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from lilicorr.runtime.errors import UserError
+from lilicorr.train.data import Sequence_, ends_in_loop, frequent_tokens, read_sequences, split
+from tests.fixtures import CHAT_TEMPLATE
+
+ANSWER = "the quick brown fox jumps over the lazy dog"
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_target):
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_file(str(tiny_target / "tokenizer.json")),
+        bos_token="<|im_start|>",
+        eos_token="<|im_end|>",
+    )
+    fast.chat_template = CHAT_TEMPLATE
+    return fast
+
+
+def read(tmp_path, tokenizer, lines, *, max_length=200, block_size=4):
+    path = tmp_path / "responses.jsonl"
+    text = "\n".join(line if isinstance(line, str) else json.dumps(line, ensure_ascii=False) for line in lines)
+    path.write_text(text, encoding="utf-8")
+    return read_sequences([path], tokenizer, max_length=max_length, block_size=block_size)
+
+
+def record(**changes):
+    return {"id": "a", "turns": ["which fox?"], "response": ANSWER, "finished": True} | changes
+
+
+def test_prompt_answer_and_end(tmp_path, tokenizer):
+    (item,) = read(tmp_path, tokenizer, [record()])
+    prompt = "<|im_start|>user\nwhich fox?<|im_end|>\n<|im_start|>assistant\n"
+    assert tokenizer.decode(item.ids[: item.answer]) == prompt
+    assert tokenizer.decode(item.ids[item.answer :]) == ANSWER + "<|im_end|>"
+    assert item.id == "a"
+    (cut,) = read(tmp_path, tokenizer, [record(finished=False)])
+    assert cut.ids == item.ids[:-1]
+
+
+def test_special_tokens_in_the_response_stay_single_tokens(tmp_path, tokenizer):
+    (item,) = read(tmp_path, tokenizer, [record(response=ANSWER + "<|im_start|>")])
+    assert item.ids[-2:] == (1, 2)
+
+
+def test_a_line_separator_inside_a_response_does_not_end_the_line(tmp_path, tokenizer):
+    items = read(tmp_path, tokenizer, [record(response=ANSWER + "\u2028\x85" + ANSWER), record()])
+    assert len(items) == 2
+
+
+def test_long_texts_are_cut_and_short_answers_left_out(tmp_path, tokenizer):
+    (whole,) = read(tmp_path, tokenizer, [record(), record(response="fox", finished=False)], block_size=3)
+    (short,) = read(tmp_path, tokenizer, [record()], max_length=whole.answer + 5)
+    assert short.ids == whole.ids[: whole.answer + 5]
+    with pytest.raises(UserError, match="no usable response"):
+        read(tmp_path, tokenizer, [record()], max_length=whole.answer + 4)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{",
+        "[1]",
+        '"text"',
+        "7",
+        "null",
+        {"id": "a", "response": ANSWER},
+        {"id": "a", "turns": ["x"]},
+        record(turns=[]),
+        record(turns="which fox?"),
+        record(turns=[3]),
+        record(response=None),
+        record(response=5),
+    ],
+)
+def test_malformed_line_is_named_with_its_number(tmp_path, tokenizer, line):
+    with pytest.raises(UserError) as caught:
+        read(tmp_path, tokenizer, [record(), "", line])
+    assert "responses.jsonl:3: " in caught.value.what
+
+
+def test_unreadable_files_and_no_chat_template(tmp_path, tokenizer):
+    with pytest.raises(UserError, match="cannot be read"):
+        read_sequences([tmp_path / "absent.jsonl"], tokenizer, max_length=9, block_size=2)
+    (tmp_path / "latin1.jsonl").write_bytes(b'{"id": "\xe9"}')
+    with pytest.raises(UserError, match="cannot be read"):
+        read_sequences([tmp_path / "latin1.jsonl"], tokenizer, max_length=9, block_size=2)
+    bare = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer)
+    with pytest.raises(UserError, match="no chat template"):
+        read_sequences([], bare, max_length=9, block_size=2)
+
+
+def test_looping_answers_are_left_out(tmp_path, tokenizer):
+    (item,) = read(tmp_path, tokenizer, [record(id="loop", response=ANSWER + " dog dog dog"), record(id="good")])
+    assert item.id == "good"
+
+
+@pytest.mark.parametrize(
+    ("ids", "loops"),
+    [
+        ([1, 2, 3, 4], False),
+        ([9, 1, 1], False),
+        ([9, 1, 1, 1], True),
+        ([9, 1, 2, 1, 2], False),
+        ([9, 1, 2, 1, 2, 1, 2], True),
+        ([9, 1, 2, 1, 2, 1, 2, 9], False),
+        ([9, *range(32), *range(32), *range(32)], True),
+        ([9, *range(33), *range(33), *range(33)], False),
+        ([9, *range(28), *range(28), *range(28), *range(5)], True),  # cut inside a period
+        ([], False),
+    ],
+)
+def test_loop_detection(ids, loops):
+    assert ends_in_loop(ids) is loops
+
+
+def test_split_is_stable_when_the_data_grows():
+    items = [Sequence_(f"id-{i}", (1, 2), 1) for i in range(400)]
+    train, held = split(items[:200], 0.1)
+    more_train, more_held = split(list(reversed(items)), 0.1)
+    assert len(train) + len(held) == 200
+    assert 5 <= len(held) <= 40
+    assert {i.id for i in train} < {i.id for i in more_train}
+    assert {i.id for i in held} < {i.id for i in more_held}
+    assert split(items, 0.0) == (items, [])
+
+
+def test_frequent_tokens():
+    """Only answers count: 7 three times, 4 once, 9 always; the rest is filled with the smallest ids."""
+    items = [Sequence_("a", (50, 50, 50, 50, 7, 7, 4), 4), Sequence_("b", (50, 7), 1)]
+    assert frequent_tokens(items, 2, always=[9]) == [7, 9]
+    assert frequent_tokens(items, 3, always=[9]) == [4, 7, 9]
+    assert frequent_tokens(items, 6, always=[9]) == [0, 1, 2, 4, 7, 9]
+    assert frequent_tokens(items, 1, always=[9, 9]) == [9]
