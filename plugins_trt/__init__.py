@@ -2,5 +2,6 @@
 
 from lilicorr.plugins_trt.errors import PluginError
 from lilicorr.plugins_trt.host import host_walk
+from lilicorr.plugins_trt.loader import Recorded, find, load
 
-__all__ = ["PluginError", "host_walk"]
+__all__ = ["PluginError", "Recorded", "find", "host_walk", "load"]
