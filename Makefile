@@ -3,6 +3,7 @@
 # make lint    ruff and mypy
 # make docs    docs/structure.md from the modules' docstrings
 # make target  only the target's Hugging Face folder;  make bundle  only the bundle
+# make plugin  the TensorRT plugin library, build/plugin/liblilicorr_plugin.so
 # make clean   removes build/ (not .venv)
 #
 # PYTHON=python3.12 make …   chooses the interpreter of .venv (3.10 to 3.13).
@@ -70,3 +71,32 @@ $(BUNDLE)/manifest.json: $(TARGET)/config.json $(wildcard $(DRAFTER)/*.json $(DR
 # A missed budget is reported from parity.json by `demo`, now and on later runs.
 $(BUNDLE)/parity.json: $(BUNDLE)/manifest.json
 	$(BIN)/lilicorr-export check $(BUNDLE) --target $(TARGET) --drafter $(DRAFTER) > /dev/null || test -f $@
+
+# The TensorRT plugin (plugins_trt/README.md), with the headers of TENSORRT_INCLUDE_DIR, else the system's, else those of a pinned
+# package, fetched into build/. `make tensorrt-wheels` fetches what its tests need beyond that (NVIDIA's licence; tests skip without).
+TENSORRT := build/tensorrt
+SYSTEM_HEADERS := $(firstword $(wildcard /usr/include/NvInferRuntime.h /usr/include/*-linux-gnu/NvInferRuntime.h))
+TENSORRT_INCLUDE_DIR ?= $(if $(SYSTEM_HEADERS),$(patsubst %/,%,$(dir $(SYSTEM_HEADERS))),$(CURDIR)/$(TENSORRT)/include)
+TENSORRT_WHEELS := $(addprefix $(TENSORRT)/,lean-10.15.1.29 lean-11.4.0.106 rtx-1.7.1.116)
+
+.PHONY: plugin tensorrt-wheels
+plugin: $(TENSORRT_INCLUDE_DIR)/NvInferRuntime.h
+	cmake -S plugins_trt -B build/plugin/cmake -DTENSORRT_INCLUDE_DIR=$(TENSORRT_INCLUDE_DIR) -DLILICORR_OUTPUT_DIR=$(CURDIR)/build/plugin
+	cmake --build build/plugin/cmake
+
+$(CURDIR)/$(TENSORRT)/include/NvInferRuntime.h:
+	mkdir -p $(@D)
+	echo 'kernel-lens==2.0.1 --hash=sha256:07cc714e8b5e7f34b672f7c7fad93febe7c747be5837ba276b1527370134ffe0' > $(@D)/source.txt
+	$(PYTHON) -m pip download --quiet --disable-pip-version-check --no-deps --require-hashes --dest $(@D) -r $(@D)/source.txt
+	$(PYTHON) -m zipfile -e $(@D)/kernel_lens-2.0.1-py3-none-any.whl $(@D)/wheel
+	cp $(@D)/wheel/kernel_lens/include/tensorrt/*.h $(@D)
+
+tensorrt-wheels: $(TENSORRT_WHEELS)
+
+$(TENSORRT)/lean-%: | $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ \
+	tensorrt-lean-cu13-libs==$* tensorrt-lean-cu13-bindings==$*
+
+$(TENSORRT)/rtx-%: | $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ \
+	tensorrt-rtx-cu13-libs==$* tensorrt-rtx-cu13-bindings==$*
