@@ -41,9 +41,7 @@ class CheckOptions:
     threads: int | None = None  # None takes every core
 
 
-def check_bundle(
-    folder: Path, target: Path, drafter: Path, options: CheckOptions, progress: Progress
-) -> dict[str, Any]:
+def check_bundle(folder: Path, options: CheckOptions, progress: Progress) -> dict[str, Any]:
     """Compare `folder` with the models it was made from, write the report and return it.
 
     The report's `passed` is False when a budget is missed; `summary` holds a row per measure.

@@ -88,7 +88,7 @@ def _tensor_measures(tensors: TensorRungs, budget: Budget) -> list[Measure]:
             found.append(Measure(1, f"{name} max abs", whole.max_abs, absolute[name]))
         else:
             found.append(Measure(1, f"{name} max abs / rms", whole.scaled, budget.tensor_scaled))
-        found.append(Measure(1, f"{name} cosine", whole.cosine, budget.tensor_cosine, at_least=True))
+        found.append(Measure(1, f"{name} 1 - cosine", 1 - whole.cosine, budget.cosine_distance))
     logits = merge_agreement(tensors.agreement)
     return [
         *found,
