@@ -83,6 +83,11 @@ class Trainer:
             recipe.responses, tokenizer, max_length=recipe.max_length, block_size=recipe.drafter.block_size
         )
         self.train_set, self.dev_set = split(sequences, recipe.held_out)
+        if not self.train_set:
+            raise UserError(
+                f"all {len(self.dev_set)} sequences are held out, none is left to train on",
+                hint="lower held_out or regenerate more responses",
+            )
         kept = None
         if recipe.drafter.draft_vocab_size is not None:
             kept = frequent_tokens(self.train_set, recipe.drafter.draft_vocab_size, always=[tokenizer.eos_token_id])
@@ -124,18 +129,19 @@ class Trainer:
             (loss / recipe.sequences_per_step).backward()
             for name, value in values.items():
                 sums[name] = sums.get(name, 0.0) + value / recipe.sequences_per_step
+        norm = torch.nn.utils.clip_grad_norm_(self.drafter.parameters(), recipe.max_grad_norm)
+        sums["grad_norm"] = float(norm)
         bad = [name for name, value in sums.items() if not math.isfinite(value)]
         if bad:
             raise UserError(
                 f"step {self.step}: {', '.join(bad)} is not finite; the state saved last is untouched",
-                hint="lower learning_rate or max_grad_norm and run the same command again",
+                hint="lower learning_rate or max_grad_norm and choose another `out`: a run keeps its recipe",
             )
-        norm = torch.nn.utils.clip_grad_norm_(self.drafter.parameters(), recipe.max_grad_norm)
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
         self.step += 1
         if self.step % 20 == 0 or self.step == recipe.steps:
-            self._log(sums | {"grad_norm": float(norm), "lr": self.optimiser.param_groups[0]["lr"]})
+            self._log(sums | {"lr": self.optimiser.param_groups[0]["lr"]})
 
     def _sequences(self, step: int) -> Iterator[Sequence_]:
         """The sequences of a step: a seeded permutation per epoch."""

@@ -39,24 +39,27 @@ def load(out: Path, recipe: Recipe, drafter: Drafter, optimiser: torch.optim.Opt
     """Restore the state in `out` if there is one; returns the step to go on with.
 
     Raises:
-        UserError: the state belongs to a run with another recipe (differences listed).
+        UserError: the state belongs to a run with another recipe (differences listed), or its file is damaged.
     """
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
     path = out / FILE
     if not path.is_file():
         return 0
-    with safe_open(path, "pt") as file:
-        metadata = file.metadata()
-        saved, ours = json.loads(metadata["recipe"]), dataclasses.asdict(recipe)
-        different = [k for k in ours if k not in FREE and saved.get(k) != ours[k]]
-        if different:
-            lines = "\n  ".join(f"{key}: {saved.get(key)!r} there, {ours[key]!r} here" for key in different)
-            raise UserError(
-                f"`{out}` holds an unfinished run of another recipe:\n  {lines}",
-                hint="choose another `out` or remove it",
-            )
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata()
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    except SafetensorError as error:
+        raise UserError(f"`{path}` is damaged: {error}", hint=f"remove `{path}` to begin again") from None
+    saved, ours = json.loads(metadata["recipe"]), dataclasses.asdict(recipe)
+    different = [k for k in ours if k not in FREE and saved.get(k) != ours[k]]
+    if different:
+        lines = "\n  ".join(f"{key}: {saved.get(key)!r} there, {ours[key]!r} here" for key in different)
+        raise UserError(
+            f"`{out}` holds an unfinished run of another recipe:\n  {lines}",
+            hint="choose another `out` or remove it",
+        )
     drafter.load_state_dict({n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")})
     for name, parameter in drafter.named_parameters():
         prefix = f"optimiser.{name}."
