@@ -1,64 +1,83 @@
-"""Greedy walk reference: by hand, ties and NaN, and exact agreement with the independent loop."""
+"""The rules of the two walks, on cases small enough to work out by hand."""
 
 from __future__ import annotations
 
-import numpy as np
+import math
+
 import pytest
 import torch
 
-from lilicorr.train.walk import greedy_walk
-from tests.train import independent
+from lilicorr.train.walk import greedy_walk, sampled_walk
 
-NAN, INF = float("nan"), float("inf")
+NAN, INF = math.nan, math.inf
 
 
-def test_by_hand_is_greedy_and_not_viterbi():
-    """Start prefers 1 (2 > 1). From 1 the best successor is 0 (0 > -1), although the path 0 → 1 has the larger sum (1 + 9)."""
-    start = torch.tensor([[1.0, 2.0]])
-    pair = torch.tensor([[[[5.0, 9.0], [0.0, -1.0]], [[3.0, 4.0], [7.0, 6.0]]]])
-    path = greedy_walk(start, pair)
-    assert path.dtype == torch.int32
-    assert path.tolist() == [[1, 0, 1]]
+def one_slot(row, temperature, uniform):
+    """(choice, q) of a single row."""
+    start = torch.tensor([row])
+    k = len(row)
+    path, q = sampled_walk(start, torch.empty(1, 0, k, k), torch.tensor([temperature]), torch.tensor([[uniform]]))
+    return path.item(), q[0, 0]
 
 
 @pytest.mark.parametrize(
-    ("row", "chosen"),
+    ("row", "choice"),
+    [([1.0, 3, 3], 1), ([NAN, -5, NAN], 1), ([NAN, NAN], 0), ([-INF, -INF], 0), ([0.0, INF, INF], 1), ([-0.0, 0.0], 0)],
+)
+def test_greedy_takes_the_first_best_and_never_nan(row, choice):
+    assert greedy_walk(torch.tensor([row]), torch.empty(1, 0, len(row), len(row))).tolist() == [[choice]]
+
+
+def test_greedy_follows_the_row_of_the_chosen_predecessor():
+    pair = torch.tensor([[[[9.0, 0.0], [0.0, 1.0]], [[5.0, 6.0], [8.0, 7.0]]]])
+    assert greedy_walk(torch.tensor([[0.0, 1.0]]), pair).tolist() == [[1, 1, 0]]
+
+
+def test_sampled_draws_by_the_sum_of_the_proposal():
+    row = [0.0, math.log(2), math.log(5)]
+    expected = torch.tensor([1, 2, 5]) / 8
+    for uniform, choice in [(0.0, 0), (0.1249, 0), (0.1251, 1), (0.3749, 1), (0.3751, 2), (0.9999, 2)]:
+        found, q = one_slot(row, 1.0, uniform)
+        assert found == choice
+        torch.testing.assert_close(q, expected)
+
+
+def test_temperature_divides_the_scores():
+    _, q = one_slot([0.0, math.log(2)], 0.5, 0.0)
+    torch.testing.assert_close(q, torch.tensor([0.2, 0.8]))
+
+
+def test_sampled_follows_the_row_of_the_drawn_predecessor():
+    pair = torch.tensor([[[[0.0, 0.0], [-INF, 0.0]]]])
+    path, q = sampled_walk(torch.tensor([[5.0, 0.0]]), pair, torch.tensor([1.0]), torch.tensor([[0.9999, 0.0]]))
+    assert path.tolist() == [[1, 1]]  # the greedy predecessor is 0, whose row would have given 0
+    assert q[0, 1].tolist() == [0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("row", "temperature", "choice", "expected"),
     [
-        ([1.0, 1.0, 0.0], 0),
-        ([0.0, 2.0, 2.0], 1),
-        ([NAN, 1.0, 2.0], 2),
-        ([-INF, NAN, -5.0], 2),
-        ([NAN, NAN, NAN], 0),
-        ([-INF, -INF, -INF], 0),
-        ([NAN, INF, INF], 1),
-        ([-0.0, 0.0, 0.0], 0),
+        ([1.0, 3, 3], 0.0, 1, [0, 1, 0]),
+        ([0.0, NAN, 0.0], 1.0, 2, [0.5, 0, 0.5]),
+        ([NAN, NAN], 1.0, 0, [1, 0]),
+        ([NAN, -INF], 1.0, 0, [1, 0]),
+        ([1.0, INF, INF], 1.0, 2, [0, 0.5, 0.5]),
+        ([0.0, -INF], 1.0, 0, [1, 0]),
+        ([3e38, -3e38], 1e-45, 0, [1, 0]),
     ],
 )
-def test_lower_index_wins_and_nan_never(row, chosen):
-    scores = torch.tensor([row])
-    assert greedy_walk(scores, torch.empty(1, 0, 3, 3)).tolist() == [[chosen]]
-    pair = torch.zeros(1, 1, 3, 3)
-    pair[0, 0, 0] = scores
-    assert greedy_walk(torch.tensor([[1.0, 0.0, 0.0]]), pair).tolist() == [[0, chosen]]
+def test_sampled_on_the_edges(row, temperature, choice, expected):
+    found, q = one_slot(row, temperature, 0.9)
+    assert (found, q.tolist()) == (choice, expected)
 
 
-def test_one_candidate():
-    assert greedy_walk(torch.tensor([[NAN]]), torch.zeros(1, 2, 1, 1)).tolist() == [[0, 0, 0]]
-
-
-def test_half_precision_is_compared_exactly():
-    """fp16 values are compared as they are: 1 and the next fp16 above it are no tie."""
-    start = torch.tensor([[1.0, 1.0009765625]], dtype=torch.float16)
-    assert greedy_walk(start, torch.empty(1, 0, 2, 2)).tolist() == [[1]]
-
-
-def test_agrees_exactly_with_the_independent_loop():
-    """Coarse scores make many ties; a few are NaN."""
-    rng = np.random.default_rng(3)
-    start = rng.integers(-2, 3, (200, 4)).astype(np.float32)
-    pair = rng.integers(-2, 3, (200, 5, 4, 4)).astype(np.float32)
-    for scores in (start, pair):
-        scores[rng.random(scores.shape) < 0.1] = np.nan
-    paths = greedy_walk(torch.from_numpy(start), torch.from_numpy(pair)).tolist()
-    assert paths == [independent.walk(s, p) for s, p in zip(start, pair, strict=True)]
-    assert len({tuple(path) for path in paths}) > 50
+def test_lanes_are_independent():
+    generator = torch.Generator().manual_seed(0)
+    start, pair = torch.randn(3, 4, generator=generator), torch.randn(3, 5, 4, 4, generator=generator)
+    temperature, uniforms = torch.tensor([0.0, 0.5, 1.5]), torch.rand(3, 6, generator=generator)
+    path, q = sampled_walk(start, pair, temperature, uniforms)
+    assert path[0].tolist() == greedy_walk(start, pair)[0].tolist()
+    for lane in range(3):
+        alone, alone_q = sampled_walk(*(tensor[lane : lane + 1] for tensor in (start, pair, temperature, uniforms)))
+        assert torch.equal(path[lane], alone[0])
+        assert torch.equal(q[lane], alone_q[0])
