@@ -41,8 +41,8 @@ BUDGETS = {
         rounds_equal=0.98,  # a near tie between candidates swaps their ranks, which the head sees as features
         acceptance_rel=0.01,
     ),
-    # Measured on SmolLM2-135M: logits 0.08, mean KL 1e-5, features 0.12 of their root mean square (one outlier channel carries most of
-    # the magnitude), candidates out of order only where the gap is below 0.1, 94 % of rounds with equal drafts.
+    # Measured on SmolLM2-135M: logits 0.08, mean KL 1e-5, features 0.12 of their root mean square (one outlier channel carries
+    # most of the magnitude), candidates out of order only where the gap is below 0.1, 94 % of rounds with equal drafts.
     "fp16": Budget(
         logits_abs=0.25,
         logits_kl=2e-4,

@@ -50,7 +50,10 @@ def _pair_options(command: Callable[..., None]) -> Callable[..., None]:
 @_pair_options
 @click.option("--out", type=FOLDER, required=True, help="Bundle folder to make or replace.")
 def build(target: Path, drafter: Path, out: Path, as_json: bool, **choices: Any) -> None:
-    """Check the pair, trace the three graphs and write the bundle."""
+    """Check the pair, trace the three graphs and write the bundle.
+
+    Targets: LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, SmolLM3ForCausalLM, MistralForCausalLM.
+    """
     from lilicorr.export.bundle import build_bundle
     from lilicorr.export.progress import Progress
     from lilicorr.export.tables import human_bytes

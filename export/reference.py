@@ -53,7 +53,7 @@ class Reference:
         """Forward `ids` (L) at once."""
         out = self.model(torch.tensor([ids]), output_hidden_states=True, use_cache=True)
         features = torch.cat([out.hidden_states[i + 1] for i in self.drafter.config.target_layer_ids], dim=-1)
-        rows = {}
+        rows: dict[str, np.ndarray] = {}
         for i, layer in enumerate(out.past_key_values.layers):
             rows |= {f"k_{i}": layer.keys[0].float().numpy(), f"v_{i}": layer.values[0].float().numpy()}
         return TargetRows(out.logits[0].float().numpy(), features[0].float().numpy(), rows)

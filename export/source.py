@@ -61,7 +61,7 @@ def read_target(folder: Path) -> TargetFolder:
     except UserError as error:
         problems.append(error.what)
     rope = config.get("rope_parameters") or {}
-    values = {
+    values: dict[str, Any] = {
         "hidden_size": config.get("hidden_size"),
         "vocab_size": config.get("vocab_size"),
         "num_hidden_layers": config.get("num_hidden_layers"),

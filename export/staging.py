@@ -103,12 +103,14 @@ class Staging:
 
 
 def _locked(folder: Path, *, wait: bool = True) -> int:
+    """Open and lock `folder`; where the file system knows no locks (some network ones) a waiting caller goes on without."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except OSError:
-        os.close(handle)
-        raise
+        if not wait:
+            os.close(handle)
+            raise
     return handle
 
 

@@ -188,6 +188,11 @@ def write_drafter_folder(folder: Path, *, seed: int = 1, **changes: Any) -> None
     for name, shape in drafter_shapes(config).items():
         noise = torch.randn(shape, generator=generator)
         tensors[name] = 1 + 0.1 * noise if "norm" in name and name.endswith("weight") else 0.2 * noise
+    rows = config.get("draft_vocab_size") or VOCAB
+    if config.get("draft_vocab_size"):
+        tensors["d2t"] = 2 * torch.arange(rows)  # keeps every third token of the target
+    if config.get("has_own_lm_head"):
+        tensors["lm_head.weight"] = torch.randn(rows, HIDDEN, generator=generator)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     save_file(tensors, folder / "model.safetensors")

@@ -25,6 +25,13 @@ def test_help_imports_nothing_heavy():
     assert "--max-context" in out
 
 
+def test_help_names_every_supported_target():
+    from lilicorr.export.target_graph import PROVEN
+
+    text = " ".join(run("build", "--help").stdout.split())
+    assert f"Targets: {', '.join(PROVEN)}." in text
+
+
 def test_build_refuses_a_missing_folder_with_exit_code_one(tmp_path):
     result = run("build", "--target", tmp_path / "t", "--drafter", tmp_path / "d", "--out", tmp_path / "out")
     assert result.exit_code == 1

@@ -8,12 +8,15 @@ import shutil
 import numpy as np
 import pytest
 
+from lilicorr.export.bundle import build_bundle
+from lilicorr.export.options import BuildOptions
 from lilicorr.export.parity import CheckOptions, check_bundle
 from lilicorr.export.progress import Progress
 from lilicorr.runtime.bundle import open_bundle
 from lilicorr.runtime.errors import UserError
 from lilicorr.runtime.manifest import FILE_NAME, FileRecord, read_manifest
 from lilicorr.runtime.steps import Steps
+from tests.fixtures import write_drafter_folder, write_target
 
 OPTIONS = CheckOptions(limit=3, max_new_tokens=12, threads=1)
 
@@ -34,7 +37,7 @@ def checked(tiny_bundle, tmp_path_factory):
 
 
 def test_a_true_bundle_passes_every_rung(checked):
-    folder, report = checked
+    _, report = checked
     assert report["passed"]
     assert missed(report) == set()
     assert {row["rung"][0] for row in report["summary"]} == {"1", "2", "3", "4"}
@@ -98,6 +101,25 @@ def test_a_loop_that_changes_a_token_fails_rung_four(own_bundle, monkeypatch):
     report = check(own_bundle)
     assert "4" in missed(report)
     assert report["details"]["loop"]["lossless"]["different"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("tie", "options", "drafter"),
+    [
+        (False, {"block_size": 3}, {"draft_vocab_size": 100}),
+        (True, {}, {"architectures": ["DFlashDraftModel"], "has_own_lm_head": True}),
+    ],
+    ids=["untied target, reduced vocabulary, shorter block", "no head, own lm_head"],
+)
+def test_other_kinds_of_pairs_pass_too(tmp_path, tie, options, drafter):
+    folders = tmp_path / "target", tmp_path / "drafter"
+    folders[0].mkdir()
+    write_target(folders[0], tie=tie)
+    write_drafter_folder(folders[1], **drafter)
+    build_bundle(*folders, tmp_path / "bundle", BuildOptions(**options), Progress(None))
+    report = check(tmp_path / "bundle")
+    assert report["passed"], report["summary"]
 
 
 def test_other_models_are_refused(own_bundle, own_pair):

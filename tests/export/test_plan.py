@@ -1,11 +1,17 @@
 """The dry run against what a build really writes."""
 
 import json
+from pathlib import Path
+
+import pytest
 
 from lilicorr.export.options import BuildOptions
 from lilicorr.export.pair import check_pair
 from lilicorr.export.plan import make_plan, render
 from lilicorr.runtime.manifest import read_manifest
+from tests.fixtures import write_drafter_folder
+
+SMOLLM2 = Path(__file__).parents[2] / "build" / "smollm2-135m-hf"
 
 
 def test_planned_interfaces_and_files_are_those_of_the_build(tiny_target, tiny_drafter, tiny_bundle):
@@ -44,3 +50,18 @@ def test_the_table_and_the_json_say_the_same(tiny_target, tiny_drafter):
     assert "warning: the drafter records no tokenizer" in text
     data = json.loads(json.dumps(plan.to_dict()))
     assert data["disk_bytes"] == sum(data["files"].values())
+
+
+@pytest.mark.smollm2
+def test_the_real_target(tmp_path):
+    if not SMOLLM2.is_dir():
+        pytest.skip(f"{SMOLLM2} is missing: make target")
+    changes = {"hidden_size": 576, "vocab_size": 49152, "rope_theta": 100000.0, "num_target_layers": 30}
+    write_drafter_folder(tmp_path, max_position_embeddings=8192, target_layer_ids=[1, 27], **changes)
+    pair = check_pair(SMOLLM2, tmp_path)
+    assert pair.target.stop_token_ids == (2,)
+    plan = make_plan(pair, BuildOptions())
+    assert plan.limits.max_context == 2048
+    assert plan.files["weights/embedding.bin"] == 49152 * 576 * 4
+    assert plan.files["weights/target.bin"] == (134_515_008 - 49152 * 576) * 4
+    assert plan.cache_bytes["target"] == 30 * 2 * 3 * 64 * 4 * 2048 * 4

@@ -106,3 +106,14 @@ def test_a_kill_between_the_two_renames_loses_nothing(tmp_path):
     make(out, publish=False)
     assert names(tmp_path) == ["out"]
     assert (out / MARKER).read_text() == "old"
+
+
+def test_a_file_system_without_locks_is_used_and_nothing_is_taken_for_dead(tmp_path, monkeypatch):
+    def no_locks(handle, how):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr("lilicorr.export.staging.fcntl.flock", no_locks)
+    other = tmp_path / ".out-new-abcd"
+    other.mkdir()
+    make(tmp_path / "out")
+    assert names(tmp_path) == [".out-new-abcd", "out"]
