@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lilicorr.export.source import DrafterFolder, TargetFolder, read_drafter_folder, read_target
-from lilicorr.export.tokenizer_map import map_sha256, read_map
 from lilicorr.runtime.errors import UserError
+from lilicorr.train.tokenizer_map import map_sha256, read_map
 
 
 @dataclass(frozen=True)

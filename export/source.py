@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from lilicorr.export.headers import TensorHeader, read_headers
-from lilicorr.export.tokenizer_map import read_map
 from lilicorr.runtime.errors import UserError
 from lilicorr.train.config import DrafterConfig, config_from_dict
+from lilicorr.train.tokenizer_map import read_map
 
 
 @dataclass(frozen=True)

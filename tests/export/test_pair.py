@@ -6,8 +6,8 @@ import shutil
 import pytest
 
 from lilicorr.export.pair import check_pair
-from lilicorr.export.tokenizer_map import map_sha256, read_map
 from lilicorr.runtime.errors import UserError
+from lilicorr.train.tokenizer_map import map_sha256, read_map
 from tests.fixtures import VOCAB, drafter_config, edit_json, write_drafter_folder
 
 
