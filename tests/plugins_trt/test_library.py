@@ -1,0 +1,80 @@
+"""The built library: what it exports and needs, and its methods driven as TensorRT drives them (harness.cpp), without a GPU."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.plugins_trt.tools import LEAN_VERSIONS, headers, nvcc, wheel
+
+SYSTEM_LIBRARIES = (
+    "libc.so",
+    "libdl.so",
+    "libgcc_s.so",
+    "libm.so",
+    "libpthread.so",
+    "librt.so",
+    "libstdc++.so",
+    "ld-linux",
+)
+
+
+def output(*command):
+    if shutil.which(command[0]) is None:
+        pytest.skip(f"no {command[0]}: install binutils")
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_exports_the_two_entry_points_only(library):
+    names = {line.split()[-1] for line in output("nm", "-D", "--defined-only", str(library)).splitlines()}
+    assert names == {"getCreators", "setLoggerFinder"}
+
+
+def test_needs_nothing_but_the_system(library):
+    undefined = [line.split() for line in output("nm", "-D", "--undefined-only", str(library)).splitlines()]
+    versioned = ("@GLIBC", "@CXXABI", "@GCC")  # GLIBCXX begins with GLIBC
+    assert [name for kind, name in undefined if kind == "U" and not any(v in name for v in versioned)] == []
+    needed = [line for line in output("readelf", "-d", str(library)).splitlines() if "(NEEDED)" in line]
+    assert [line for line in needed if not any(name in line for name in SYSTEM_LIBRARIES)] == []
+
+
+@pytest.fixture(scope="module")
+def harness(tmp_path_factory):
+    """harness.cpp compiled; nvcc passes it to the C++ compiler and adds the CUDA headers."""
+    if (compiler := nvcc()) is None:
+        pytest.skip("no nvcc: install CUDA or `pip install nvidia-cuda-nvcc`, or set CUDACXX")
+    if (include := headers()) is None:
+        pytest.skip("no NvInferRuntime.h: set TENSORRT_INCLUDE_DIR or run `make plugin`")
+    out = tmp_path_factory.mktemp("harness") / "harness"
+    command = [
+        compiler,
+        "-std=c++17",
+        "-cudart",
+        "none",
+        "-isystem",
+        str(include),
+        "-Xcompiler",
+        "-Wno-deprecated-declarations",
+    ]
+    done = subprocess.run(
+        [*command, str(Path(__file__).with_name("harness.cpp")), "-o", str(out), "-ldl"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+def test_driven_without_tensorrt(harness, library):
+    done = subprocess.run([harness, library], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_driven_through_a_real_registry(harness, library):
+    """The oldest registry only: the class IPluginRegistry differs in TensorRT 11 from the headers the harness is built with."""
+    if (folder := wheel(f"lean-{LEAN_VERSIONS[0]}")) is None:
+        pytest.skip("no tensorrt-lean: run `make tensorrt-wheels`")
+    (nvinfer,) = folder.glob("tensorrt_lean_libs/libnvinfer_lean.so.*")
+    done = subprocess.run([harness, library, nvinfer], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
