@@ -64,6 +64,7 @@ def observe(
     for row, found in zip(wanted, _target_rows(run, manifest, [ids for ids, _ in texts]), strict=True):
         _compare_target(row, found, budget, seen)
     for (ids, prompt), row in zip(texts, wanted, strict=True):
+        prompt = max(prompt, 2)  # an anchor needs a context row in each of the two calls
         anchors = sorted({prompt, (prompt + len(ids)) // 2, len(ids) - 1})
         blocks = [reference.block(row.features[:a], ids[a]) for a in anchors]
         lattice = _drafter_lattice(run, manifest, row.features, anchors, [ids[a] for a in anchors])
@@ -78,6 +79,8 @@ def _target_rows(run: GraphRunner, manifest: Manifest, texts: Sequence[Sequence[
     caches = _empty_caches(cache, len(texts), max(map(len, texts)))
     pieces: list[dict[str, list[np.ndarray]]] = [{} for _ in texts]
     for counts in zip(*(_calls(len(ids), manifest.drafter.block_size) for ids in texts), strict=True):
+        if max(counts) == 0:
+            continue
         tokens = np.zeros((len(texts), max(counts)), np.int32)
         for lane, ids in enumerate(texts):
             tokens[lane, : counts[lane]] = ids[lengths[lane] : lengths[lane] + counts[lane]]

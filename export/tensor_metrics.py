@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 _TINY = 1e-12
+_ROWS = 64  # rows of float64 logits held at once: 75 MB per array at a vocabulary of 150,000
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,8 @@ def compare(reference: np.ndarray, result: np.ndarray) -> Difference:
 
 def agree(reference: np.ndarray, result: np.ndarray) -> Agreement:
     """Compare logits (rows, V)."""
-    wanted, found = _log_softmax(reference), _log_softmax(result)
-    kl = (np.exp(wanted) * (wanted - found)).sum(axis=-1)
+    blocks = range(0, len(reference), _ROWS)
+    kl = np.concatenate([_kl(reference[i : i + _ROWS], result[i : i + _ROWS]) for i in blocks])
     same = reference.argmax(axis=-1) == result.argmax(axis=-1)
     return Agreement(len(kl), float(same.mean()), float(kl.mean()), float(kl.max()))
 
@@ -86,6 +87,11 @@ def merge_agreement(parts: Sequence[Agreement]) -> Agreement:
         mean_kl=sum(part.mean_kl * part.rows for part in parts) / rows,
         max_kl=max(part.max_kl for part in parts),
     )
+
+
+def _kl(reference: np.ndarray, result: np.ndarray) -> np.ndarray:
+    wanted, found = _log_softmax(reference), _log_softmax(result)
+    return (np.exp(wanted) * (wanted - found)).sum(axis=-1)
 
 
 def _log_softmax(logits: np.ndarray) -> np.ndarray:

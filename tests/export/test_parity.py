@@ -144,6 +144,17 @@ def test_a_bf16_bundle_is_refused_with_what_to_do(own_bundle):
     assert "fp32 or fp16" in caught.value.hint
 
 
+def test_prompts_of_one_token_on_a_bundle_without_template(own_bundle, tmp_path):
+    (own_bundle / "chat_template.jinja").unlink()
+    manifest = read_manifest(own_bundle)
+    files = tuple(record for record in manifest.files if record.path != "chat_template.jinja")
+    (own_bundle / FILE_NAME).write_text(dataclasses.replace(manifest, files=files).to_json())
+    (tmp_path / "p.jsonl").write_text('{"turns": ["a"]}\n')
+    report = check(own_bundle, dataclasses.replace(OPTIONS, prompts=tmp_path / "p.jsonl", max_new_tokens=1))
+    assert report["passed"]
+    assert report["details"]["logits"]["rows"] == 1 + 5  # the answer, repeated to a block
+
+
 def test_a_bad_prompt_file_is_refused_before_models_are_loaded(own_bundle, tmp_path):
     (tmp_path / "p.jsonl").write_text('{"turns": []}\n')
     with pytest.raises(UserError, match=r"p\.jsonl:1"):
