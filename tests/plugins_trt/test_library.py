@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from lilicorr.plugins_trt import paths
 from tests.plugins_trt.tools import LEAN_VERSIONS, headers, nvcc, wheel
 
 SYSTEM_LIBRARIES = (
@@ -26,6 +28,17 @@ def output(*command):
     if shutil.which(command[0]) is None:
         pytest.skip(f"no {command[0]}: install binutils")
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_cmake_and_python_hash_the_same_sources():
+    """Else every library built is taken for stale, and the tests below skip."""
+    cmake = (paths.PACKAGE / "CMakeLists.txt").read_text()
+    assert tuple(re.search(r"set\(SOURCES (.*?)\)", cmake)[1].split()) == paths.DEVICE_SOURCES
+    assert {path.name for path in paths.SOURCES.iterdir()} == {
+        *paths.DEVICE_SOURCES,
+        *paths.HOST_SOURCES,
+        "exports.map",
+    }
 
 
 def test_exports_the_two_entry_points_only(library):
