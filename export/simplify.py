@@ -18,6 +18,7 @@ FOLD_LIMIT = (
 def simplify(model: ir.Model) -> None:
     """Simplify `model` in place; inputs, outputs and their names stay."""
     _transpose_weights(model)
+    _merge_projections(model)
     optimizer.fold_constants(
         model, onnx_shape_inference=False, input_size_limit=FOLD_LIMIT, output_size_limit=FOLD_LIMIT
     )
@@ -49,6 +50,37 @@ def _transpose_weights(model: ir.Model) -> None:
         name = f"{source.name}.transposed"
         lazy = ir.LazyTensor(transposed, dtype=tensor.dtype, shape=shape, name=name)
         _replace(model, node, _initializer(model, name, lazy))
+
+
+def _merge_projections(model: ir.Model) -> None:
+    """Three or more products of one input (q, k, v) → one product and a Split: 2 ms of a 31 ms step of a 30-layer target.
+
+    Pairs stay (merging gate and up was slower: the Split copies more than the product saves), and so do weights with another use.
+    """
+    products: dict[ir.Value, list[ir.Node]] = {}
+    for node in model.graph:
+        weight = node.inputs[1] if node.op_type == "MatMul" else None
+        if weight is not None and weight.is_initializer() and len(weight.uses()) == 1:
+            products.setdefault(node.inputs[0], []).append(node)  # type: ignore[arg-type]
+    for source, nodes in products.items():
+        if len(nodes) < 3:
+            continue
+        tensors = [node.inputs[1].const_value for node in nodes]  # type: ignore[union-attr]
+        widths = [tensor.shape[1] for tensor in tensors]  # type: ignore[union-attr]
+
+        def merged(tensors: list[ir.TensorProtocol] = tensors) -> ir.TensorProtocol:  # type: ignore[assignment]
+            return ir.tensor(np.concatenate([t.numpy() for t in tensors], axis=1), dtype=tensors[0].dtype)
+
+        name = f"{nodes[0].inputs[1].name}.merged"  # type: ignore[union-attr]
+        shape = ir.Shape([tensors[0].shape[0], sum(widths)])  # type: ignore[union-attr]
+        lazy = ir.LazyTensor(merged, dtype=tensors[0].dtype, shape=shape, name=name)  # type: ignore[union-attr]
+        product = ir.node("MatMul", [source, _initializer(model, name, lazy)])
+        sizes = ir.node("Constant", [], {"value": ir.tensor(np.array(widths, np.int64))})
+        split = ir.node("Split", [product.outputs[0], sizes.outputs[0]], {"axis": -1}, num_outputs=len(nodes))
+        for node in (product, sizes, split):
+            model.graph.insert_before(nodes[0], node)
+        for node, output in zip(nodes, split.outputs, strict=True):
+            _replace(model, node, output)
 
 
 def _remove_full_slices(model: ir.Model) -> None:
