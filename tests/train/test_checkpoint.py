@@ -89,7 +89,7 @@ NAMED = {  # the layout of other loaders, by replacement
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A drafter folder of this test's own."""
-    write_drafter_folder(tmp_path / "drafter")
+    write_drafter_folder(tmp_path / "drafter", lilicorr_hidden_size=16)
     return tmp_path / "drafter"
 
 
@@ -122,7 +122,7 @@ def test_writes_the_published_names_and_shapes(folder, tmp_path):
         assert file.metadata() == {"format": "pt"}
     assert shapes == DFLASH_TENSORS | HEAD_TENSORS
     config = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert config == drafter_config()
+    assert config == drafter_config(lilicorr_hidden_size=16)
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["config.json", "model.safetensors"]
 
 

@@ -13,7 +13,7 @@ from tests.fixtures import drafter_config
 
 def edited(changes: dict, **fixture) -> dict:
     """The fixture's config.json with dotted keys replaced; a value of None removes the key."""
-    data = drafter_config(**fixture)
+    data = drafter_config(**{"lilicorr_hidden_size": 16} | fixture)
     for key, value in changes.items():
         *parents, leaf = key.split(".")
         node = data[parents[0]] if parents else data
@@ -32,7 +32,7 @@ def problem(changes: dict, **fixture) -> str:
 
 
 def test_reads_every_field():
-    config = config_from_dict(drafter_config())
+    config = config_from_dict(edited({}))
     assert (config.hidden_size, config.num_hidden_layers, config.head_dim, config.block_size) == (32, 2, 8, 5)
     assert (config.mask_token_id, config.target_layer_ids, config.rope["rope_theta"]) == (3, (1, 2), 10000.0)
     assert dataclasses.asdict(config.head) == {
