@@ -77,7 +77,7 @@ $(BUNDLE)/parity.json: $(BUNDLE)/manifest.json
 TENSORRT := build/tensorrt
 SYSTEM_HEADERS := $(firstword $(wildcard /usr/include/NvInferRuntime.h /usr/include/*-linux-gnu/NvInferRuntime.h))
 TENSORRT_INCLUDE_DIR ?= $(if $(SYSTEM_HEADERS),$(patsubst %/,%,$(dir $(SYSTEM_HEADERS))),$(CURDIR)/$(TENSORRT)/include)
-TENSORRT_WHEELS := $(addprefix $(TENSORRT)/,lean-10.15.1.29 lean-11.4.0.106 rtx-1.7.1.116)
+TENSORRT_WHEELS := $(addprefix $(TENSORRT)/,lean-10.15.1.29 lean-10.16.1.11 lean-11.4.0.106 rtx-1.7.1.116)
 
 .PHONY: plugin tensorrt-wheels
 plugin: $(TENSORRT_INCLUDE_DIR)/NvInferRuntime.h

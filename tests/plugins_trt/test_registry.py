@@ -1,4 +1,4 @@
-"""The built library in TensorRT's own plugin registry, oldest and newest: found, created with fields, created again from them.
+"""The built library in TensorRT's own plugin registry, several versions of it: found, created with fields, created again from them.
 
 In a process of its own: a registry lives as long as its process, and an NVIDIA library that aborts must not end the tests.
 """

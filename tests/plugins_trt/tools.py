@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 WHEELS = ROOT / "build" / "tensorrt"  # filled by `make tensorrt-wheels`
-LEAN_VERSIONS = ("10.15.1.29", "11.4.0.106")  # the oldest and the newest registry that can be installed
+LEAN_VERSIONS = ("10.15.1.29", "10.16.1.11", "11.4.0.106")  # from the oldest to the newest that can be installed
 
 
 def nvcc() -> str | None:
