@@ -20,6 +20,9 @@ from lilicorr.runtime.manifest import Manifest
 from lilicorr.runtime.steps import Steps
 from lilicorr.train.replay import acceptance_on_continuation
 
+Rounds = dict[int, tuple[tuple[int, ...] | None, int]]
+"""Tokens of the answer before a round -> (its drafts, tokens it emitted); drafts are None where only one token was left."""
+
 
 @dataclass
 class TextCounts:
@@ -80,6 +83,12 @@ class LoopComparison:
         ]
         self._judge(self.seen.lossless, name, prompt, plain, speculative)
         self._judge(self.seen.torch_text, name, prompt, plain, list(answer))
+        self._compare_rounds(prompt, answer, speculative, rounds)
+
+    def _compare_rounds(
+        self, prompt: Sequence[int], answer: Sequence[int], speculative: Sequence[int], rounds: Rounds
+    ) -> None:
+        """Rung 3 on one prompt: rounds that begin after the same tokens, and the mean acceptance lengths."""
         replayed = acceptance_on_continuation(
             self._reference.model, self._reference.drafter, prompt, answer, self._manifest.drafter.block_size
         )
@@ -88,25 +97,20 @@ class LoopComparison:
             theirs[begin] = (turn.draft_tokens, turn.emitted)
             begin += turn.emitted
         shared = _common_prefix(speculative, answer)
-        for begin in theirs.keys() & rounds.keys():
-            if begin > shared:
+        for begin, (drafts, emitted) in rounds.items():
+            if begin > shared or begin not in theirs or drafts is None:
                 continue
             self.seen.rounds += 1
-            self.seen.equal_drafts += rounds[begin][0] in (None, theirs[begin][0])
-            self.seen.equal_accepted += theirs[begin][1] == rounds[begin][1]
+            self.seen.equal_drafts += theirs[begin][0] == drafts
+            self.seen.equal_accepted += theirs[begin][1] == emitted
         if theirs and rounds:
             self.seen.acceptance_torch.append(float(np.mean([emitted for _, emitted in theirs.values()])))
             self.seen.acceptance_engine.append(float(np.mean([emitted for _, emitted in rounds.values()])))
 
-    def _speculate(
-        self, prompt: Sequence[int], max_new_tokens: int
-    ) -> tuple[list[int], dict[int, tuple[tuple[int, ...] | None, int]]]:
-        """Tokens of the speculative answer, and its rounds: tokens before the round -> (drafts, tokens emitted).
-
-        Drafts are None where the loop had room for one token only and drafted nothing.
-        """
+    def _speculate(self, prompt: Sequence[int], max_new_tokens: int) -> tuple[list[int], Rounds]:
+        """Tokens of the speculative answer, and its rounds."""
         tokens: list[int] = []
-        rounds: dict[int, tuple[tuple[int, ...] | None, int]] = {}
+        rounds: Rounds = {}
         for turn in self._loop.run([prompt], max_new_tokens):
             emitted = turn.lanes[0].tokens
             if not turn.prefill:
