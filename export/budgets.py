@@ -20,9 +20,7 @@ class Budget:
     cosine_distance: float  # largest 1 - cosine of any tensor
     log_probs_abs: float  # largest error of a candidate's log-probability
     scores_abs: float  # largest error of a start or pair score (they lie within ± logit_scale)
-    tie_gap: (
-        float  # two reference scores closer than this may change places; within one engine: `runtime.lossless.TIE_GAP`
-    )
+    tie_gap: float  # closer reference scores may change places (within one engine: `runtime.lossless.TIE_GAP`)
     rounds_equal: float  # smallest share of rounds whose drafts equal the PyTorch loop's
     acceptance_rel: float  # largest relative difference of the mean acceptance length
 
