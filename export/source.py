@@ -9,7 +9,8 @@ from typing import Any
 
 from lilicorr.export.headers import TensorHeader, read_headers
 from lilicorr.runtime.errors import UserError
-from lilicorr.train.config import DrafterConfig, config_from_dict
+from lilicorr.train.config import DrafterConfig
+from lilicorr.train.config_json import config_from_dict
 from lilicorr.train.tokenizer_map import read_map
 
 

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from lilicorr.runtime.errors import UserError
-from lilicorr.train.config import config_from_dict, config_to_dict
+from lilicorr.train.config_json import config_from_dict, config_to_dict
 from lilicorr.train.drafter import Drafter
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -134,7 +134,7 @@ def _shards(folder: Path) -> list[str]:
     if not (folder / INDEX).is_file():
         return [WEIGHTS]
     weight_map = read_json(folder / INDEX).get("weight_map")
-    files = list(weight_map.values()) if isinstance(weight_map, dict) else [None]
+    files: list[Any] = list(weight_map.values()) if isinstance(weight_map, dict) else [None]
     foreign = [name for name in files if not isinstance(name, str) or Path(name).name != name]
     if foreign:
         raise UserError(f"`{folder / INDEX}`: `weight_map` must name files of this folder, found {foreign[0]!r}")

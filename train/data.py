@@ -84,7 +84,8 @@ def _records(file: Path) -> Iterable[tuple[int, dict[str, Any]]]:
 
 def split(sequences: Sequence[Sequence_], held_out: float) -> tuple[list[Sequence_], list[Sequence_]]:
     """(training, development) by a hash of the id, so that a sequence stays on its side when the data grows."""
-    train, held = [], []
+    train: list[Sequence_] = []
+    held: list[Sequence_] = []
     for item in sequences:
         share = int.from_bytes(hashlib.sha256(item.id.encode()).digest()[:4], "big") / 2**32
         (held if share < held_out else train).append(item)

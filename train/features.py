@@ -1,4 +1,4 @@
-"""Target features of the training sequences, computed once and kept on disk in bf16.
+"""Target features of the training sequences, computed once (in bf16 under bf16 compute) and kept on disk in bf16.
 
 One file per sequence, written on first use: a second epoch, another drafter or a resumed run reads it back.
 """
@@ -18,11 +18,12 @@ from lilicorr.train.target import target_features
 
 
 class FeatureCache:
-    """Args: a loaded target, the captured layers, and a folder for the files (one subfolder per target and layer set)."""
+    """Args: a loaded target, the captured layers, whether to compute in bf16, and a folder for the files (one subfolder per
+    target, layer set and precision)."""
 
-    def __init__(self, model: Any, target_name: str, layer_ids: tuple[int, ...], folder: Path):
-        self.model, self.layer_ids = model, layer_ids
-        key = hashlib.sha256(f"{target_name} {layer_ids}".encode()).hexdigest()[:12]
+    def __init__(self, model: Any, target_name: str, layer_ids: tuple[int, ...], folder: Path, *, bf16: bool):
+        self.model, self.layer_ids, self.bf16 = model, layer_ids, bf16
+        key = hashlib.sha256(f"{target_name} {layer_ids}{'' if bf16 else ' fp32'}".encode()).hexdigest()[:12]
         self.folder = folder / key
         self.folder.mkdir(parents=True, exist_ok=True)
 
@@ -33,7 +34,7 @@ class FeatureCache:
         digest = hashlib.sha256(repr(item.ids).encode()).hexdigest()[:24]
         path = self.folder / f"{digest}.safetensors"
         if not path.exists():
-            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.model.device.type == "cpu"):
+            with torch.autocast(self.model.device.type, dtype=torch.bfloat16, enabled=self.bf16):
                 features, hidden = target_features(
                     self.model, torch.tensor([item.ids], device=self.model.device), self.layer_ids
                 )

@@ -7,12 +7,15 @@ does exactly what an uninterrupted one does. Not here: several processes, other 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
+import shutil
 import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,7 @@ from lilicorr.train.features import FeatureCache
 from lilicorr.train.objective import Blocks, drafter_loss, head_terms
 from lilicorr.train.recipe import Recipe, read_recipe
 from lilicorr.train.target import embedding_table, lm_head_table, load_target
+from lilicorr.train.tokenizer_map import map_sha256, read_map
 
 
 def fit(recipe_path: Path | str, overrides: Sequence[str] = ()) -> Path:
@@ -76,7 +80,8 @@ class Trainer:
 
         self.recipe, self.out = recipe, Path(recipe.out)
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        target = load_target(recipe.target, torch.bfloat16 if self.device.type == "cuda" else torch.float32)
+        half = self.device.type == "cuda" and recipe.bf16
+        target = load_target(recipe.target, torch.bfloat16 if half else torch.float32)
         target.to(self.device)
         tokenizer = AutoTokenizer.from_pretrained(recipe.target, local_files_only=True)
         sequences = read_sequences(
@@ -104,7 +109,9 @@ class Trainer:
         self.draft_embeddings = self.embeddings[rows].clone()
         # The frozen vocabulary product reads bf16 rows under bf16 compute: half the memory traffic of the largest matmul.
         self.output_rows = lm_head_table(target)[rows].to(torch.bfloat16 if recipe.bf16 else torch.float32)
-        self.cache = FeatureCache(target, str(recipe.target), config.target_layer_ids, self.out / "features")
+        self.cache = FeatureCache(
+            target, str(recipe.target), config.target_layer_ids, self.out / "features", bf16=recipe.bf16
+        )
         self.optimiser = torch.optim.AdamW(
             self.drafter.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay, betas=(0.9, 0.95)
         )
@@ -221,13 +228,23 @@ class Trainer:
         state.save(self.out, self.recipe, self.drafter, self.optimiser, self.step)
 
     def finish(self) -> Path:
-        """Write the drafter in bf16 with the recipe beside it."""
+        """Write the drafter in bf16, its recipe and log beside it, and in its config.json what it was made with."""
         folder = self.out / "drafter"
+        extra = self.drafter.config.extra | {"lilicorr_provenance": self._provenance()}
+        self.drafter.config = dataclasses.replace(self.drafter.config, extra=extra)
         write_drafter(self.drafter.to(torch.bfloat16), folder)
         (folder / "recipe.json").write_text(
             json.dumps(dataclasses.asdict(self.recipe), indent=1) + "\n", encoding="utf-8"
         )
+        shutil.copyfile(self.out / "log.jsonl", folder / "log.jsonl")
         return folder
+
+    def _provenance(self) -> dict[str, Any]:
+        """The tokenizer's map (the pair check compares it), the data's hash, and versions."""
+        data = hashlib.sha256(repr([item.ids for item in self.train_set]).encode()).hexdigest()
+        packages = {name: version(name) for name in ("lilicorr", "torch", "transformers")}
+        tokens = read_map(Path(self.recipe.target) / "tokenizer.json")
+        return {"tokenizer_sha256": map_sha256(tokens), "training_sequences_sha256": data, "packages": packages}
 
 
 def schedule(step: int, steps: int, warmup: float) -> float:

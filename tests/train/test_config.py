@@ -7,7 +7,8 @@ import dataclasses
 import pytest
 
 from lilicorr.runtime.errors import UserError
-from lilicorr.train.config import config_from_dict, config_to_dict, default_target_layer_ids
+from lilicorr.train.config import default_target_layer_ids
+from lilicorr.train.config_json import config_from_dict, config_to_dict
 from tests.fixtures import drafter_config
 
 
