@@ -22,7 +22,6 @@ def simplify(model: ir.Model) -> None:
     optimizer.fold_constants(
         model, onnx_shape_inference=False, input_size_limit=FOLD_LIMIT, output_size_limit=FOLD_LIMIT
     )
-    _remove_full_slices(model)
     _replace_sequences(model)
     _divide_by_root(model)
     _constant_reshapes(model)
@@ -81,13 +80,6 @@ def _merge_projections(model: ir.Model) -> None:
             model.graph.insert_before(nodes[0], node)
         for node, output in zip(nodes, split.outputs, strict=True):
             _replace(model, node, output)
-
-
-def _remove_full_slices(model: ir.Model) -> None:
-    """x[:, a:] keeps whole dimensions through Slice nodes with the same shape in and out: they are the identity."""
-    for node in list(model.graph):
-        if node.op_type == "Slice" and _dims(node.inputs[0]) == _dims(node.outputs[0]) is not None:
-            _replace(model, node, node.inputs[0])
 
 
 def _replace_sequences(model: ir.Model) -> None:

@@ -15,8 +15,8 @@ CASES = {
     "published, tied": {},
     "sliding and full layers": {"layer_types": ("sliding_attention", "full_attention"), "sliding_window": 7},
     "causal block with convolutions": {"causal": True, "conv_kernel_size": 2, "conv_group_size": 8},
-    "own head over a reduced vocabulary": {"draft_vocab_size": 40, "has_own_lm_head": True},
-    "kept rows of an untied lm_head": {"draft_vocab_size": 40},
+    "own head over a reduced vocabulary": {"draft_vocab_size": 40, "has_own_lm_head": True, "num_hidden_layers": 1},
+    "kept rows of an untied lm_head": {"draft_vocab_size": 40, "num_hidden_layers": 1},
 }
 
 
@@ -29,7 +29,7 @@ def test_graph_equals_the_plain_forward_over_ragged_pieces(name, tmp_path):
     write_graphs({"drafter": model}, tmp_path, threshold=256)
 
     features = torch.randn(2, 12, FEATURES)
-    caches, lengths = empty_caches(2, 2, 2, 12, 8), [0, 0]
+    caches, lengths = empty_caches(drafter.config.num_hidden_layers, 2, 2, 12, 8), [0, 0]
     for counts in ([8, 5], [1, 4], [3, 1]):
         piece = np.full((2, max(counts), FEATURES), 9.0, np.float32)  # rows past `count` must not matter
         for lane in range(2):
@@ -61,12 +61,12 @@ def _compare(drafter, embedding, lm_head, context, anchor, slots, out, lane):
 
 
 def test_equal_scores_give_the_lower_id_first(tmp_path):
-    drafter, embedding = random_drafter(), random_table()
+    drafter, embedding = random_drafter(num_hidden_layers=1), random_table()
     lm_head = torch.zeros_like(random_table())
     write_graphs({"drafter": trace_drafter(drafter, embedding, lm_head, torch.float32, 2, 4)}, tmp_path)
     feeds = {"anchor": np.array([1], np.int32), "features": np.ones((1, 2, FEATURES), np.float32)}
     ones = {"count": np.array([2], np.int32), "lengths": np.array([0], np.int32)}
-    out = run(tmp_path / "drafter.onnx", {**feeds, **ones, **empty_caches(2, 1, 2, 4, 8)})
+    out = run(tmp_path / "drafter.onnx", {**feeds, **ones, **empty_caches(1, 1, 2, 4, 8)})
     assert out["candidate_ids"].tolist() == [[[0, 1, 2, 3]] * 2]
     np.testing.assert_allclose(out["log_probs"], -np.log(VOCAB), rtol=1e-5)
 

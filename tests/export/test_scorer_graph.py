@@ -12,7 +12,7 @@ from tests.export.onnx_run import run
 from tests.export.tiny import HIDDEN, VOCAB, random_drafter, random_table
 
 
-@pytest.mark.parametrize(("slots", "topk"), [(5, 4), (3, 2), (1, 4)])
+@pytest.mark.parametrize(("slots", "topk"), [(5, 4), (1, 2)])
 def test_graph_equals_the_head(slots, topk, tmp_path):
     head, table = random_drafter().head, random_table()
     model = trace_scorer(head, table, torch.float32, slots, topk)
