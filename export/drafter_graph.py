@@ -6,6 +6,8 @@ and turns the hidden rows into sorted candidates. Inputs and outputs: docs/desig
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -76,14 +78,7 @@ class DrafterGraph(nn.Module):
             new_k.append(k_rows)
             new_v.append(v_rows)
 
-            def attend(
-                q: Tensor, k: Tensor, v: Tensor, seen=(k_cache, v_cache, k_rows, v_rows, masks[window])
-            ) -> Tensor:
-                k_old, v_old, k_new, v_new, mask = seen
-                k, v = torch.cat([k_new, k], dim=2), torch.cat([v_new, v], dim=2)
-                return two_part_attention(q, k_old, v_old, k, v, mask, q.shape[-1] ** -0.5)
-
-            x = layer(x, block_rope, attend)
+            x = layer(x, block_rope, partial(_attend, k_cache, v_cache, k_rows, v_rows, masks[window]))
         hidden = self.drafter.norm(x[:, 1:])
         candidate_ids, log_probs = self._candidates(hidden)
         last = (count - 1).clamp_min(0).to(torch.int64)[:, None, None].expand(-1, 1, context.shape[-1])
@@ -118,3 +113,11 @@ class DrafterGraph(nn.Module):
         log_sum = (logits - shift).exp().sum(dim=-1, keepdim=True).log()
         ids = ids.to(torch.int32) if self.target_ids is None else self.target_ids[ids]
         return ids, best - shift - log_sum
+
+
+def _attend(
+    k_cache: Tensor, v_cache: Tensor, k_rows: Tensor, v_rows: Tensor, mask: Tensor, q: Tensor, k: Tensor, v: Tensor
+) -> Tensor:
+    """The block's q, k, v attend to the committed cache and to [context rows of this call, block]."""
+    k, v = torch.cat([k_rows, k], dim=2), torch.cat([v_rows, v], dim=2)
+    return two_part_attention(q, k_cache, v_cache, k, v, mask, q.shape[-1] ** -0.5)

@@ -60,19 +60,19 @@ def _merge_projections(model: ir.Model) -> None:
     for node in model.graph:
         weight = node.inputs[1] if node.op_type == "MatMul" else None
         if weight is not None and weight.is_initializer() and len(weight.uses()) == 1:
-            products.setdefault(node.inputs[0], []).append(node)  # type: ignore[arg-type]
+            products.setdefault(node.inputs[0], []).append(node)
     for source, nodes in products.items():
         if len(nodes) < 3:
             continue
-        tensors = [node.inputs[1].const_value for node in nodes]  # type: ignore[union-attr]
-        widths = [tensor.shape[1] for tensor in tensors]  # type: ignore[union-attr]
+        tensors = [node.inputs[1].const_value for node in nodes]
+        widths = [tensor.shape[1] for tensor in tensors]
 
-        def merged(tensors: list[ir.TensorProtocol] = tensors) -> ir.TensorProtocol:  # type: ignore[assignment]
+        def merged(tensors: list[ir.TensorProtocol] = tensors) -> ir.TensorProtocol:
             return ir.tensor(np.concatenate([t.numpy() for t in tensors], axis=1), dtype=tensors[0].dtype)
 
-        name = f"{nodes[0].inputs[1].name}.merged"  # type: ignore[union-attr]
-        shape = ir.Shape([tensors[0].shape[0], sum(widths)])  # type: ignore[union-attr]
-        lazy = ir.LazyTensor(merged, dtype=tensors[0].dtype, shape=shape, name=name)  # type: ignore[union-attr]
+        name = f"{nodes[0].inputs[1].name}.merged"
+        shape = ir.Shape([tensors[0].shape[0], sum(widths)])
+        lazy = ir.LazyTensor(merged, dtype=tensors[0].dtype, shape=shape, name=name)
         product = ir.node("MatMul", [source, _initializer(model, name, lazy)])
         sizes = ir.node("Constant", [], {"value": ir.tensor(np.array(widths, np.int64))})
         split = ir.node("Split", [product.outputs[0], sizes.outputs[0]], {"axis": -1}, num_outputs=len(nodes))
@@ -88,7 +88,7 @@ def _replace_sequences(model: ir.Model) -> None:
         if node.op_type != "SplitToSequence":
             continue
         users = [use.node for use in node.outputs[0].uses()]
-        picks = sorted(users, key=lambda user: int(user.inputs[1].const_value.numpy()))  # type: ignore[union-attr]
+        picks = sorted(users, key=lambda user: int(user.inputs[1].const_value.numpy()))
         split = ir.node("Split", node.inputs, {"axis": node.attributes["axis"].as_int()}, num_outputs=len(picks))
         model.graph.insert_before(node, split)
         for pick, output in zip(picks, split.outputs, strict=True):
@@ -99,7 +99,7 @@ def _replace_sequences(model: ir.Model) -> None:
 def _divide_by_root(model: ir.Model) -> None:
     """x * Reciprocal(Sqrt(v)) → x / Sqrt(v): the form that runtimes recognise as RMSNorm."""
     for node in list(model.graph):
-        if node.op_type != "Reciprocal" or node.inputs[0].producer().op_type != "Sqrt":  # type: ignore[union-attr]
+        if node.op_type != "Reciprocal" or node.inputs[0].producer().op_type != "Sqrt":
             continue
         for user in [use.node for use in node.outputs[0].uses() if use.node.op_type == "Mul"]:
             other = user.inputs[0] if user.inputs[1] is node.outputs[0] else user.inputs[1]
@@ -111,7 +111,7 @@ def _divide_by_root(model: ir.Model) -> None:
 def _constant_reshapes(model: ir.Model) -> None:
     """Reshape to a computed shape → to a constant one (0 copies the input's dimension, one -1 is inferred)."""
     for node in model.graph:
-        if node.op_type != "Reshape" or node.inputs[1].const_value is not None:  # type: ignore[union-attr]
+        if node.op_type != "Reshape" or node.inputs[1].const_value is not None:
             continue
         before, after = _dims(node.inputs[0]), _dims(node.outputs[0])
         if before is None or after is None or 0 in after:

@@ -56,10 +56,9 @@ class Call:
 class NewRows(Cache):
     """Keeps the K/V rows that each layer computes in this call, instead of storing a past."""
 
-    def __init__(self, layers: int):
-        self.layers = []
+    def __init__(self) -> None:
+        self.layers: list[Any] = []  # transformers asks it for layer types; there are none
         self.rows: dict[int, tuple[Tensor, Tensor]] = {}
-        self.count = layers
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
         self.rows[layer_idx] = (key_states, value_states)
@@ -128,7 +127,7 @@ class TargetGraph(nn.Module):
         """Shapes and dtypes in the module docstring; token t has position lengths + t."""
         positions = lengths[:, None] + torch.arange(tokens.shape[1], dtype=torch.int32)[None]
         call = Call(k_caches, v_caches, lengths, positions)
-        rows, captured = NewRows(len(k_caches)), dict[int, Tensor]()
+        rows, captured = NewRows(), dict[int, Tensor]()
         self.model.set_attn_implementation(ATTENTION)
         hooks = [
             self.model.base_model.layers[i].register_forward_hook(

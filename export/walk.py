@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 import torch
-from onnx import TensorProto, helper
+from onnx import FunctionProto, TensorProto, helper
 from torch import Tensor
 
 DOMAIN, NAME = "lilicorr", "GreedyWalk"
@@ -29,7 +29,7 @@ def add_walk_function(model: ir.Model, slots: int, opset: int) -> None:
     model.opset_imports[DOMAIN] = 1
 
 
-def _function(slots: int, opset: int):
+def _function(slots: int, opset: int) -> FunctionProto:
     """ArgMax takes the first of equal maxima, so only NaN needs care: it becomes -inf before every comparison."""
     nodes = [
         helper.make_node(
