@@ -14,7 +14,7 @@ from lilicorr.train.drafter import Drafter
 from lilicorr.train.recipe import Recipe
 
 FILE = "state.safetensors"
-FREE = {"save_every", "threads"}  # recipe fields that may differ on resume
+FREE = {"out", "save_every", "threads"}  # recipe fields that may differ on resume; a run folder may be moved
 
 
 def save(out: Path, recipe: Recipe, drafter: Drafter, optimiser: torch.optim.Optimizer, step: int) -> None:
