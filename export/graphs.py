@@ -26,7 +26,7 @@ from lilicorr.train.lilicorr import LiLiCorrHead
 
 
 def trace_target(model: nn.Module, target_layer_ids: Sequence[int], dtype: torch.dtype) -> ir.Model:
-    """Target graph of a transformers causal LM; `model` is converted to `dtype` and its attention implementation replaced.
+    """Target graph of a transformers causal LM; `model` is converted to `dtype` in place.
 
     Raises:
         UserError: an unsupported architecture (see `target_graph`).

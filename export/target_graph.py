@@ -128,6 +128,7 @@ class TargetGraph(nn.Module):
         positions = lengths[:, None] + torch.arange(tokens.shape[1], dtype=torch.int32)[None]
         call = Call(k_caches, v_caches, lengths, positions)
         rows, captured = NewRows(), dict[int, Tensor]()
+        own_attention = self.model.config._attn_implementation
         self.model.set_attn_implementation(ATTENTION)
         hooks = [
             self.model.base_model.layers[i].register_forward_hook(
@@ -144,6 +145,7 @@ class TargetGraph(nn.Module):
                 **{self.cache_argument: rows},
             ).last_hidden_state
         finally:
+            self.model.set_attn_implementation(own_attention)
             for hook in hooks:
                 hook.remove()
         if sorted(call.seen) != list(range(len(k_caches))) or sorted(rows.rows) != sorted(call.seen):

@@ -96,6 +96,17 @@ def test_features_of_the_last_layer_are_its_output_before_the_final_norm():
     assert torch.equal(features, captured[0])
 
 
+def test_the_model_keeps_its_own_attention_afterwards():
+    model = _model("Llama", {})
+    tokens = torch.tensor([[3, 4, 5]])
+    caches = [[torch.zeros(1, 2, 4, 8)] * LAYERS for _ in "kv"]
+    with torch.no_grad():
+        before = model(tokens).logits
+        ours = TargetGraph(model, [0])(tokens.int(), torch.zeros(1, dtype=torch.int32), *caches)[0]
+        assert torch.equal(model(tokens).logits, before)
+    torch.testing.assert_close(ours, before, rtol=1e-4, atol=1e-4)
+
+
 def test_tie_is_decided_by_the_numbers_not_by_the_config():
     untied_by_value = _model("Llama", {"tie_word_embeddings": False})
     assert not TargetGraph(untied_by_value, [0]).tied
