@@ -16,6 +16,7 @@ from lilicorr.runtime.bundle import REBUILD, Bundle
 from lilicorr.runtime.errors import EXIT_ENGINE, UserError
 from lilicorr.runtime.host import HostMemory
 from lilicorr.runtime.manifest import Component
+from lilicorr.runtime.pages import page_out
 
 _NUMPY_NAMES = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(int32)": "int32"}
 
@@ -48,6 +49,7 @@ class OrtBackend(HostMemory):
             name: _open_session(bundle, name, component, self.threads)
             for name, component in bundle.manifest.components.items()
         }
+        page_out(bundle.folder)
 
     def __enter__(self) -> OrtBackend:
         return self
