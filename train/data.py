@@ -14,8 +14,8 @@ from lilicorr.runtime.errors import UserError
 
 
 @dataclass(frozen=True)
-class Sequence_:
-    """One conversation: `ids` are prompt and response, `answer` is the index of the response's first token."""
+class Conversation:
+    """`ids` are prompt and response, `answer` is the index of the response's first token."""
 
     id: str
     ids: tuple[int, ...]
@@ -31,7 +31,9 @@ def ends_in_loop(ids: Sequence[int], max_period: int = 32, repeats: int = 3) -> 
     return False
 
 
-def read_sequences(files: Iterable[Path | str], tokenizer: Any, *, max_length: int, block_size: int) -> list[Sequence_]:
+def read_sequences(
+    files: Iterable[Path | str], tokenizer: Any, *, max_length: int, block_size: int
+) -> list[Conversation]:
     """Read `lilicorr-train regenerate` output; looping answers and answers shorter than a block are left out.
 
     Args:
@@ -62,7 +64,7 @@ def read_sequences(files: Iterable[Path | str], tokenizer: Any, *, max_length: i
             head = tokenizer(prompt, add_special_tokens=False).input_ids
             if len(answer) >= block_size and len(head) + block_size < max_length:
                 sequences.append(
-                    Sequence_(str(record.get("id", number)), tuple((head + answer)[:max_length]), len(head))
+                    Conversation(str(record.get("id", number)), tuple((head + answer)[:max_length]), len(head))
                 )
     if not sequences:
         raise UserError(f"no usable response in {[str(f) for f in files]}", hint="lilicorr-train regenerate --help")
@@ -82,17 +84,17 @@ def _records(file: Path) -> Iterable[tuple[int, dict[str, Any]]]:
                 raise UserError(f"{file}:{number}: not a JSON object: {error}") from None
 
 
-def split(sequences: Sequence[Sequence_], held_out: float) -> tuple[list[Sequence_], list[Sequence_]]:
+def split(sequences: Sequence[Conversation], held_out: float) -> tuple[list[Conversation], list[Conversation]]:
     """(training, development) by a hash of the id, so that a sequence stays on its side when the data grows."""
-    train: list[Sequence_] = []
-    held: list[Sequence_] = []
+    train: list[Conversation] = []
+    held: list[Conversation] = []
     for item in sequences:
         share = int.from_bytes(hashlib.sha256(item.id.encode()).digest()[:4], "big") / 2**32
         (held if share < held_out else train).append(item)
     return train, held
 
 
-def frequent_tokens(sequences: Iterable[Sequence_], size: int, always: Iterable[int] = ()) -> list[int]:
+def frequent_tokens(sequences: Iterable[Conversation], size: int, always: Iterable[int] = ()) -> list[int]:
     """The `size` target ids a reduced draft vocabulary keeps, ascending: `always`, then by frequency in the answers, then by id
     (BPE ids rise as merges get rarer)."""
     counts = Counter(token for item in sequences for token in item.ids[item.answer :])

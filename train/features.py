@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lilicorr.train.data import Sequence_
+from lilicorr.train.data import Conversation
 from lilicorr.train.target import target_features
 
 
@@ -27,7 +27,7 @@ class FeatureCache:
         self.folder = folder / key
         self.folder.mkdir(parents=True, exist_ok=True)
 
-    def get(self, item: Sequence_) -> tuple[Tensor, Tensor]:
+    def get(self, item: Conversation) -> tuple[Tensor, Tensor]:
         """features (T, F*H) and final normed hidden rows (T, H) of the sequence, bf16."""
         from safetensors.torch import load_file, save_file
 

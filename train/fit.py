@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from lilicorr.runtime.errors import UserError
 from lilicorr.train import state
 from lilicorr.train.checkpoint import write_drafter
-from lilicorr.train.data import Sequence_, frequent_tokens, read_sequences, split
+from lilicorr.train.data import Conversation, frequent_tokens, read_sequences, split
 from lilicorr.train.drafter import Drafter
 from lilicorr.train.features import FeatureCache
 from lilicorr.train.objective import Blocks, drafter_loss, head_terms
@@ -150,7 +150,7 @@ class Trainer:
         if self.step % 20 == 0 or self.step == recipe.steps:
             self._log(sums | {"lr": self.optimiser.param_groups[0]["lr"]})
 
-    def _sequences(self, step: int) -> Iterator[Sequence_]:
+    def _sequences(self, step: int) -> Iterator[Conversation]:
         """The sequences of a step: a seeded permutation per epoch."""
         size = self.recipe.sequences_per_step
         for position in range(step * size, (step + 1) * size):
@@ -158,7 +158,7 @@ class Trainer:
             generator = torch.Generator().manual_seed(self.recipe.seed + epoch)
             yield self.train_set[int(torch.randperm(len(self.train_set), generator=generator)[offset])]
 
-    def blocks(self, item: Sequence_, anchors: Tensor) -> Blocks:
+    def blocks(self, item: Conversation, anchors: Tensor) -> Blocks:
         """Run the drafter on the blocks that start at `anchors` (A,) of one sequence."""
         config, length = self.drafter.config, len(item.ids)
         features, target_hidden = (t.to(self.device) for t in self.cache.get(item))
@@ -177,7 +177,7 @@ class Trainer:
             anchor_row=context[0, anchors - 1],
         )
 
-    def losses(self, item: Sequence_, generator: torch.Generator) -> tuple[Tensor, dict[str, float]]:
+    def losses(self, item: Conversation, generator: torch.Generator) -> tuple[Tensor, dict[str, float]]:
         """Total loss of one sequence's sampled blocks, and every term and metric as a number."""
         recipe, weights = self.recipe, self.recipe.objective
         # Anchors with a supervised anchor and next token (the first anchor is the answer's first token); the tail is masked.

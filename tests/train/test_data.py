@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from lilicorr.runtime.errors import UserError
-from lilicorr.train.data import Sequence_, ends_in_loop, frequent_tokens, read_sequences, split
+from lilicorr.train.data import Conversation, ends_in_loop, frequent_tokens, read_sequences, split
 from tests.fixtures import CHAT_TEMPLATE
 
 ANSWER = "the quick brown fox jumps over the lazy dog"
@@ -124,7 +124,7 @@ def test_loop_detection(ids, loops):
 
 
 def test_split_is_stable_when_the_data_grows():
-    items = [Sequence_(f"id-{i}", (1, 2), 1) for i in range(400)]
+    items = [Conversation(f"id-{i}", (1, 2), 1) for i in range(400)]
     train, held = split(items[:200], 0.1)
     more_train, more_held = split(list(reversed(items)), 0.1)
     assert len(train) + len(held) == 200
@@ -136,7 +136,7 @@ def test_split_is_stable_when_the_data_grows():
 
 def test_frequent_tokens():
     """Only answers count: 7 three times, 4 once, 9 always; the rest is filled with the smallest ids."""
-    items = [Sequence_("a", (50, 50, 50, 50, 7, 7, 4), 4), Sequence_("b", (50, 7), 1)]
+    items = [Conversation("a", (50, 50, 50, 50, 7, 7, 4), 4), Conversation("b", (50, 7), 1)]
     assert frequent_tokens(items, 2, always=[9]) == [7, 9]
     assert frequent_tokens(items, 3, always=[9]) == [4, 7, 9]
     assert frequent_tokens(items, 6, always=[9]) == [0, 1, 2, 4, 7, 9]
