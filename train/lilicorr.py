@@ -142,7 +142,7 @@ class LiLiCorrHead(nn.Module):
             log_probs: (N, S, K) full-vocabulary log-softmax values of the candidates.
             hidden: (N, S, H) the drafter's final normed hidden rows of the slots.
             anchor: (N, H) fused context row of the position before the anchor.
-            anchor_valid: (N,) bool, False where there is no such row; None means all valid.
+            anchor_valid: (N,) bool, False where there is no such row and `anchor` may hold anything; None means all valid.
 
         Returns:
             start (N, K), pair (N, S-1, K, K): fp32, logit_scale times a cosine.
@@ -165,7 +165,7 @@ class LiLiCorrHead(nn.Module):
         x = self.output_norm(x)
         context = self.context_proj(anchor)
         if anchor_valid is not None:
-            context = context * anchor_valid[:, None].to(context.dtype)
+            context = context.masked_fill(~anchor_valid[:, None], 0.0)  # not a product: 0 · NaN is NaN
         context = self.anchor_norm(context)
         factor = F.silu(self._factor_input(x, context))
         out_vec = self._unit(self.out_head(factor)).view(n, slots, topk, -1)

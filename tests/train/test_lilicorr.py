@@ -95,6 +95,18 @@ def test_no_anchor_valid_means_all_valid():
     assert not torch.equal(head(*inputs)[1], head(*inputs, torch.tensor([False, False]))[1])
 
 
+def test_what_an_invalid_anchor_holds_does_not_matter():
+    head, (embeddings, log_probs, hidden, anchor) = double_head(), lattice(4, 3)
+    valid = torch.tensor([True, False])
+    junk = torch.where(valid[:, None], anchor, float("nan"))
+    for a, b in zip(
+        head(embeddings, log_probs, hidden, anchor, valid),
+        head(embeddings, log_probs, hidden, junk, valid),
+        strict=True,
+    ):
+        assert torch.equal(a, b)
+
+
 def test_invalid_anchor_makes_start_zero_when_its_head_has_no_bias():
     """The norm of the zero row is zero, so only anchor_out_head's bias is left; without it every start score is exactly 0."""
     head, inputs = double_head(), lattice(4, 3)
