@@ -15,7 +15,7 @@ def greedy_walk(start: Tensor, pair: Tensor) -> Tensor:
     """Follow the best candidate from slot to slot.
 
     c_0 = argmax_j start[j]; c_{s+1} = argmax_j pair[s, c_s, j]. Compared in fp32; the lower index wins ties; NaN is never
-    selected (a row of NaN or of -inf only gives 0).
+    selected (a row of only NaN and -inf gives 0).
 
     Args:
         start: (N, K) scores of the first slot.
