@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from lilicorr.export.architectures import PROVEN
 from lilicorr.export.options import CONTEXT_CAP, ELEMENT_BYTES, BuildOptions
 from lilicorr.runtime.commands import Group
 
@@ -46,14 +47,11 @@ def _pair_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-@main.command()
+@main.command(epilog=f"Targets: {', '.join(PROVEN)}.")
 @_pair_options
 @click.option("--out", type=FOLDER, required=True, help="Bundle folder to make or replace.")
 def build(target: Path, drafter: Path, out: Path, as_json: bool, **choices: Any) -> None:
-    """Check the pair, trace the three graphs and write the bundle.
-
-    Targets: LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, SmolLM3ForCausalLM, MistralForCausalLM.
-    """
+    """Check the pair, trace the three graphs and write the bundle."""
     from lilicorr.export.bundle import build_bundle
     from lilicorr.export.progress import Progress
     from lilicorr.export.tables import human_bytes

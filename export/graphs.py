@@ -29,7 +29,7 @@ def trace_target(model: nn.Module, target_layer_ids: Sequence[int], dtype: torch
     """Target graph of a transformers causal LM; `model` is converted to `dtype` in place.
 
     Raises:
-        UserError: an unsupported architecture (see `target_graph`).
+        UserError: an unsupported architecture (see `architectures`).
     """
     graph = TargetGraph(model.to(dtype), target_layer_ids)
     config = model.config

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from lilicorr.export.architectures import check_architecture
 from lilicorr.export.source import DrafterFolder, TargetFolder, read_drafter_folder, read_target
 from lilicorr.runtime.errors import UserError
 from lilicorr.train.tokenizer_map import map_sha256, read_map
@@ -73,8 +74,6 @@ def check_pair(
 
 
 def _target_problems(target: TargetFolder) -> Iterator[str]:
-    from lilicorr.export.target_graph import check_architecture
-
     try:
         check_architecture(target.architecture)
     except UserError as error:

@@ -20,11 +20,9 @@ from torch.nn import functional as F
 from transformers.cache_utils import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from lilicorr.export.architectures import check_architecture
 from lilicorr.export.attention import two_part_attention, visibility_mask
 from lilicorr.runtime.errors import UserError
-
-PROVEN = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "SmolLM3ForCausalLM", "MistralForCausalLM")
-"""Architectures whose graph is compared with transformers' own forward in our tests."""
 
 ATTENTION = "lilicorr_two_part"
 HARMLESS = frozenset({"dropout", "position_ids", "cache_position", "use_cache", "output_attentions", "return_dict"})
@@ -95,7 +93,9 @@ ALL_ATTENTION_FUNCTIONS.register(ATTENTION, _attention)
 
 
 class TargetGraph(nn.Module):
-    """Args: model, a transformers causal LM of a PROVEN architecture; target_layer_ids, 0-based layers whose *output* is captured.
+    """Args:
+        model: A transformers causal LM of a proven architecture (`architectures`).
+        target_layer_ids: 0-based layers whose *output* is captured.
 
     Raises:
         UserError: an architecture that is not proven, or a layer id that does not exist.
@@ -158,17 +158,6 @@ class TargetGraph(nn.Module):
         features = torch.cat([captured[i] for i in self.target_layer_ids], dim=-1)
         keys, values = zip(*(rows.rows[i] for i in range(len(k_caches))), strict=True)
         return logits, logits.argmax(dim=-1).to(torch.int32), features, list(keys), list(values)
-
-
-def check_architecture(name: str) -> None:
-    """Raises:
-    UserError: `name` is not one of the PROVEN architectures.
-    """
-    if name not in PROVEN:
-        raise UserError(
-            f"target architecture `{name}` is not supported: its attention has not been proven to go through the "
-            f"transformers attention interface with a plain K/V cache; supported are {', '.join(PROVEN)}"
-        )
 
 
 def _rows(output: Tensor | tuple[Tensor, ...]) -> Tensor:

@@ -26,7 +26,7 @@ def test_help_imports_nothing_heavy():
 
 
 def test_help_names_every_supported_target():
-    from lilicorr.export.target_graph import PROVEN
+    from lilicorr.export.architectures import PROVEN
 
     text = " ".join(run("build", "--help").stdout.split())
     assert f"Targets: {', '.join(PROVEN)}." in text

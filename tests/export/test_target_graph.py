@@ -5,8 +5,9 @@ import pytest
 import torch
 import transformers
 
+from lilicorr.export.architectures import PROVEN
 from lilicorr.export.graphs import trace_target, write_graphs
-from lilicorr.export.target_graph import PROVEN, TargetGraph
+from lilicorr.export.target_graph import TargetGraph
 from lilicorr.runtime.errors import UserError
 from tests.export.onnx_run import commit, empty_caches, run
 
