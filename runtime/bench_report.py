@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lilicorr.runtime.bench import PARTS
+from lilicorr.runtime.stats import PARTS
 
 
 def table(report: dict[str, Any]) -> str:

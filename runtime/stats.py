@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+PARTS = ("draft", "score", "verify", "host")  # of the time of a round; attributes of `Round`
+
 
 @dataclass(frozen=True)
 class LaneRound:
@@ -52,20 +54,15 @@ class Stats:
     accepted: list[int] = field(default_factory=list)  # accepted drafts per verify round
     offered: list[int] = field(default_factory=list)  # drafts verified per verify round
     prefill_seconds: float = 0.0
-    draft_seconds: float = 0.0
-    score_seconds: float = 0.0
-    verify_seconds: float = 0.0
-    host_seconds: float = 0.0
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))  # of the rounds
 
     def add(self, turn: Round, lane: LaneRound) -> None:
         self.new_tokens += len(lane.tokens) - lane.retracted
         if turn.prefill:
             self.prefill_seconds += turn.total
             return
-        self.draft_seconds += turn.draft
-        self.score_seconds += turn.score
-        self.verify_seconds += turn.verify
-        self.host_seconds += turn.host
+        for part in PARTS:
+            self.seconds[part] += getattr(turn, part)
         if lane.tokens:
             self.acceptance.append(len(lane.tokens))
             self.accepted.append(lane.drafts)
@@ -89,7 +86,7 @@ class Stats:
 
     @property
     def decode_seconds(self) -> float:
-        return self.draft_seconds + self.score_seconds + self.verify_seconds + self.host_seconds
+        return sum(self.seconds.values())
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -97,7 +94,6 @@ class Stats:
         return sum(self.acceptance) / self.decode_seconds if self.acceptance else None
 
     def to_dict(self) -> dict[str, Any]:
-        parts = ("draft", "score", "verify", "host")
         return {
             "prompt_tokens": self.prompt_tokens,
             "new_tokens": self.new_tokens,
@@ -105,5 +101,5 @@ class Stats:
             "acceptance_length": self.acceptance_length,
             "tokens_per_second": self.tokens_per_second,
             "ttft_ms": 1e3 * self.prefill_seconds,
-            "seconds": {part: getattr(self, f"{part}_seconds") for part in parts},
+            "seconds": self.seconds,
         }
