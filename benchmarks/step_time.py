@@ -1,4 +1,4 @@
-"""Milliseconds per target step of a bundle, by tokens per step, against a reference graph in the same run.
+"""Milliseconds per target step of a bundle, by tokens per step, against a reference graph in one run.
 
 The reference is what onnxruntime-genai's model builder makes of the same Hugging Face folder (fused grouped-query attention with a
 shared cache buffer), so that plain decoding here is no straw man:
@@ -6,8 +6,8 @@ shared cache buffer), so that plain decoding here is no straw man:
     python -m onnxruntime_genai.models.builder -m build/smollm2-135m-hf -o build/genai -p fp32 -e cpu
     python benchmarks/step_time.py build/smollm2-135m --reference build/genai/model.onnx
 
-Both run bound to fixed buffers, interleaved step by step; the table gives medians and the median of the paired ratios. The last line
-of stdout is one JSON object.
+Both run bound to fixed buffers, interleaved step by step; the table gives medians and the median of the paired ratios. The last
+line of stdout is one JSON object.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DTYPES = {"tensor(float)": np.float32, "tensor(int32)": np.int32, "tensor(int64)
 def bound_step(
     session: ort.InferenceSession, sizes: dict[str, int], values: dict[str, np.ndarray]
 ) -> Callable[[], None]:
-    """A call of `session` on fixed buffers: `values` by input name, zeros for the rest; outputs named like a past share its buffer."""
+    """A call of `session` on fixed buffers: `values` by input name, zeros for the rest; a `present` output shares its past's."""
     binding, keep = session.io_binding(), {}
 
     def array(port: ort.NodeArg) -> np.ndarray:
@@ -66,6 +66,7 @@ def main(bundle: Path, reference: Path | None, context: int, threads: int, repea
         name: ort.InferenceSession(path, options, providers=["CPUExecutionProvider"]) for name, path in paths.items()
     }
     rng = np.random.default_rng(0)
+    head_dim = next(port.shape[3] for port in sessions["lilicorr"].get_inputs() if port.name == "k_cache_0")
     report: dict[str, dict[str, float]] = {}
     for width in (1, 2, 4, 6, 8, 16):
         tokens = rng.integers(0, 1000, (1, width))
@@ -83,6 +84,7 @@ def main(bundle: Path, reference: Path | None, context: int, threads: int, repea
                     "past_sequence_length": context + width,
                     "total_sequence_length": context + width,
                     "sequence_length": width,
+                    "kv_cache_dim": head_dim,
                 },
                 {
                     "input_ids": tokens,
