@@ -8,28 +8,15 @@ rows of the tokens it keeps. A block of 1 is plain decoding on the same target e
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from lilicorr.runtime.errors import UserError
+from lilicorr.runtime.lane import Cut, Lane
 from lilicorr.runtime.manifest import Manifest
 from lilicorr.runtime.stats import LaneRound, Round
 from lilicorr.runtime.steps import Steps
-
-# Given a lane and its newly emitted tokens, how many tokens of the whole answer stay when a stop string ends it; None: go on.
-Cut = Callable[[int, Sequence[int]], int | None]
-
-
-@dataclass
-class _Lane:
-    index: int
-    prompt: int  # tokens
-    budget: int  # tokens it may still emit
-    reason: str  # why the budget ends
-    emitted: int = 0
-    anchor: int = 0
 
 
 class GreedyLoop:
@@ -116,14 +103,14 @@ class GreedyLoop:
         clock = _Clock(steps)
         room = [self._limits.max_context - len(p) for p in prompts]
         lanes = [
-            _Lane(i, len(p), min(max_new_tokens, r), "length" if max_new_tokens <= r else "context")
+            Lane(i, len(p), min(max_new_tokens, r), "length" if max_new_tokens <= r else "context")
             for i, (p, r) in enumerate(zip(prompts, room, strict=True))
         ]
         self._begin(prompts, speculative, reuse_prefix)
         firsts, width, counts = self._prefill(prompts, speculative)
         if len(lanes) == 1:
             self._history = list(prompts[0])
-        records = [self._emit(lane, [int(first)], cut) for lane, first in zip(lanes, firsts, strict=True)]
+        records = [lane.emit([int(first)], self._stops, cut) for lane, first in zip(lanes, firsts, strict=True)]
         lanes, counts = self._drop_finished(lanes, records, width, counts)
         done = clock.round(prefill=True, offered=0, records=records)
         while True:
@@ -142,14 +129,16 @@ class GreedyLoop:
             choices, width = steps.verify(tokens), block
             accepted = np.cumprod(tokens[:, 1:] == choices[:, :-1], axis=1).sum(axis=1).tolist()
             records = [
-                self._emit(lane, row[: 1 + min(n, lane.budget - 1)], cut, drafts=n)
+                lane.emit(row[: 1 + min(n, lane.budget - 1)], self._stops, cut, drafts=n)
                 for lane, row, n in zip(lanes, choices.tolist(), accepted, strict=True)
             ]
             counts = np.array([len(record.tokens) for record in records], dtype=np.int32)
             if self._history:
                 self._history += tokens[0, : counts[0]].tolist()
             steps.target.commit(width, counts)
-            self._retract(lanes, records)
+            for position, (lane, record) in enumerate(zip(lanes, records, strict=True)):
+                if record.retracted:
+                    steps.target.truncate(position, lane.rows)
             lanes, counts = self._drop_finished(lanes, records, width, counts)
             done = clock.round(prefill=False, offered=block - 1, records=records)
 
@@ -193,35 +182,9 @@ class GreedyLoop:
                 steps.feed(end - begin, counts)
         return choices[np.arange(len(rest)), counts - 1], end - begin, counts
 
-    def _emit(self, lane: _Lane, tokens: list[int], cut: Cut | None, drafts: int = 0) -> LaneRound:
-        """Book the verified `tokens` of a lane: end at a stop token, at a stop string or with the budget."""
-        finish = None
-        stop = next((i for i, token in enumerate(tokens) if token in self._stops), None)
-        if stop is not None:
-            tokens, finish = tokens[: stop + 1], "stop"
-        total = lane.emitted + len(tokens)
-        if cut is not None:
-            kept = cut(lane.index, tokens if stop is None else tokens[:-1])
-            if kept is not None:
-                total, finish = kept, "stop"
-        retracted = max(0, lane.emitted - total)
-        tokens = tokens[: max(0, total - lane.emitted)]
-        lane.budget -= len(tokens)
-        lane.emitted = total
-        if tokens:
-            lane.anchor = tokens[-1]
-        if finish is None and lane.budget == 0:
-            finish = lane.reason
-        return LaneRound(lane.index, tuple(tokens), min(drafts, len(tokens)), finish, retracted)
-
-    def _retract(self, lanes: Sequence[_Lane], records: Sequence[LaneRound]) -> None:
-        for position, (lane, record) in enumerate(zip(lanes, records, strict=True)):
-            if record.retracted:
-                self.steps.target.truncate(position, lane.prompt + max(lane.emitted - 1, 0))
-
     def _drop_finished(
-        self, lanes: list[_Lane], records: Sequence[LaneRound], width: int, counts: np.ndarray
-    ) -> tuple[list[_Lane], np.ndarray]:
+        self, lanes: list[Lane], records: Sequence[LaneRound], width: int, counts: np.ndarray
+    ) -> tuple[list[Lane], np.ndarray]:
         going = [i for i, record in enumerate(records) if record.finish is None]
         if going and len(going) < len(lanes):
             self.steps.keep(going, width)
