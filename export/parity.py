@@ -24,6 +24,7 @@ from lilicorr.export.report import write_report
 from lilicorr.runtime.bundle import Bundle, open_bundle
 from lilicorr.runtime.errors import UserError
 from lilicorr.runtime.manifest import FILE_NAME
+from lilicorr.runtime.prompts import Prompt, read_prompts
 
 OWN_PROMPTS = Path(__file__).with_name("prompts.jsonl")
 TEXTS_PER_BATCH = 2  # ragged lanes of a tensor comparison; logits of a batch are held at once
@@ -49,8 +50,6 @@ def check_bundle(folder: Path, options: CheckOptions, progress: Progress) -> dic
     Raises:
         UserError: a damaged bundle, other models than the bundle's, a precision that does not run here, or bad prompts.
     """
-    from lilicorr.runtime.prompts import read_prompts
-
     with progress.phase("verify the bundle"):
         bundle = open_bundle(folder)
         target, drafter = _sources(bundle, options)
@@ -151,15 +150,13 @@ def _require_same_models(bundle: Bundle, target: Path, drafter: Path) -> None:
         )
 
 
-def _encode(bundle: Bundle, prompts: Sequence[Any]) -> list[list[int]]:
+def _encode(bundle: Bundle, prompts: Sequence[Prompt]) -> list[list[int]]:
     """Token ids of the first turn of every prompt, through the chat template where there is one."""
-    from lilicorr.runtime.tokenizer import ChatTokenizer
+    from lilicorr.runtime.tokenizer import ChatTokenizer, user_message
 
     target = bundle.manifest.target
     tokenizer = ChatTokenizer(bundle.folder, target.bos_token, target.eos_token)
-    if not tokenizer.has_template:
-        return [tokenizer.encode_text(prompt.turns[0]) for prompt in prompts]
-    return [tokenizer.encode_chat([{"role": "user", "content": prompt.turns[0]}]) for prompt in prompts]
+    return [tokenizer.encode(tokenizer.as_prompt([user_message(prompt.turns[0])])) for prompt in prompts]
 
 
 def _stretched(answer: list[int], block: int) -> list[int]:

@@ -18,7 +18,7 @@ from lilicorr.runtime.errors import UserError
 from lilicorr.runtime.lossless import compare
 from lilicorr.runtime.prompts import Prompt
 from lilicorr.runtime.session import Session
-from lilicorr.runtime.tokenizer import Message
+from lilicorr.runtime.tokenizer import Message, user_message
 
 _WARM_TOKENS = 16
 _STEP_REPEATS = 9
@@ -44,13 +44,13 @@ def run_bench(
     Raises:
         UserError: no prompt fits the context.
     """
-    fitting = [prompt for prompt in prompts if _fits(session, [_user(prompt.turns[0])])]
+    fitting = [prompt for prompt in prompts if _fits(session, [user_message(prompt.turns[0])])]
     if not fitting:
         raise UserError(
             f"no prompt fits the bundle's context of {session.manifest.limits.max_context} tokens",
             hint="lilicorr-export build … --max-context N",
         )
-    warm = _query(session, [_user(fitting[0].turns[0])])
+    warm = session.tokenizer.as_prompt([user_message(fitting[0].turns[0])])
     session.generate(warm, max_new_tokens=_WARM_TOKENS)  # untimed: pages in weights, touches buffers
     answered = []
     for number, prompt in enumerate(fitting, start=1):
@@ -87,10 +87,10 @@ def _answer(session: Session, prompt: Prompt, most: int, compare_argmax: bool, *
     """Answer all turns; stops before a turn that no longer fits the context."""
     one, conversation = Answered(prompt), list[Message]()
     for turn in prompt.turns:
-        conversation.append(_user(turn))
+        conversation.append(user_message(turn))
         if not _fits(session, conversation):
             break
-        query = _query(session, conversation)
+        query = session.tokenizer.as_prompt(conversation)
         ids = session.encode(query)
         modes = ["plain", "speculative"] if plain_first else ["speculative", "plain"]
         for mode in [*modes, "argmax"] if compare_argmax else modes:
@@ -111,14 +111,5 @@ def _answer(session: Session, prompt: Prompt, most: int, compare_argmax: bool, *
     return one
 
 
-def _user(text: str) -> Message:
-    return {"role": "user", "content": text}
-
-
-def _query(session: Session, conversation: Sequence[Message]) -> str | Sequence[Message]:
-    """A bundle without chat template continues the last message as plain text."""
-    return conversation if session.tokenizer.has_template else conversation[-1]["content"]
-
-
 def _fits(session: Session, conversation: Sequence[Message]) -> bool:
-    return len(session.encode(_query(session, conversation))) < session.manifest.limits.max_context
+    return len(session.encode(session.tokenizer.as_prompt(conversation))) < session.manifest.limits.max_context

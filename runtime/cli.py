@@ -21,6 +21,7 @@ from lilicorr.runtime.options import Options
 
 if TYPE_CHECKING:
     from lilicorr.runtime.session import Chunk, Result
+    from lilicorr.runtime.tokenizer import Message
 
 
 @click.group(cls=Group)
@@ -77,14 +78,15 @@ def generate(
     **rest: Any,
 ) -> None:
     """Answer PROMPT ("-" reads standard input). Accepted drafts are coloured."""
-    from lilicorr.runtime.session import load, user_message
+    from lilicorr.runtime.session import load
+    from lilicorr.runtime.tokenizer import user_message
 
     prompt = sys.stdin.read() if prompt == "-" else prompt
     if not prompt.strip():
         raise UserError("the prompt is empty", hint='lilicorr-run generate BUNDLE "Why is the sky blue?"')
     color, options = _options(rest)
     with load(bundle, threads=threads, verify=verify) as session:
-        query = prompt if raw or not session.tokenizer.has_template else user_message(prompt, system)
+        query = prompt if raw else session.tokenizer.as_prompt([*_opening(system), user_message(prompt)])
         chunks = session.stream(query, **options)
         if as_json:
             *_, last = chunks
@@ -109,16 +111,16 @@ def generate(
 def chat(bundle: str, threads: int | None, verify: bool, system: str | None, **rest: Any) -> None:
     """Talk to BUNDLE. An empty line or Ctrl-D ends; /reset forgets the conversation."""
     from lilicorr.runtime.session import load
+    from lilicorr.runtime.tokenizer import user_message
 
     color, options = _options(rest)
-    opening = [{"role": "system", "content": system}] if system else []
     with load(bundle, threads=threads, verify=verify) as session:
-        messages = list(opening)
+        messages = _opening(system)
         while line := _ask():
             if line == "/reset":
-                messages = list(opening)
+                messages = _opening(system)
                 continue
-            messages.append({"role": "user", "content": line})
+            messages.append(user_message(line))
             try:
                 result = _show(session.stream(messages, reuse_prefix=True, **options), color)
             except UserError as error:  # the conversation outgrew the context: say so and let the user go on
@@ -181,8 +183,12 @@ def doctor(bundle: str | None, as_json: bool) -> None:
         sys.exit(EXIT_USER)
 
 
+def _opening(system: str | None) -> list[Message]:
+    return [{"role": "system", "content": system}] if system else []
+
+
 def _options(rest: dict[str, Any]) -> tuple[bool, dict[str, Any]]:
-    """Whether to colour, and the fields of `session.Options` that the command line sets."""
+    """Whether to colour, and the fields of `options.Options` that the command line sets."""
     color = rest.pop("color")
     if color is None:
         color = sys.stdout.isatty() and not os.environ.get("NO_COLOR")

@@ -6,7 +6,7 @@ Joins tokenizer, loop and text; prints nothing.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -16,12 +16,10 @@ from lilicorr.runtime.engine import Backend
 from lilicorr.runtime.loop import GreedyLoop
 from lilicorr.runtime.manifest import Manifest
 from lilicorr.runtime.options import Options
-from lilicorr.runtime.stats import Round, Stats
+from lilicorr.runtime.stats import LaneRound, Round, Stats
 from lilicorr.runtime.steps import Steps
 from lilicorr.runtime.text import TextStream
-from lilicorr.runtime.tokenizer import ChatTokenizer, Message
-
-Prompt = str | Sequence[Message]  # plain text to continue, or a conversation to answer
+from lilicorr.runtime.tokenizer import ChatTokenizer, Prompt
 
 
 @dataclass(frozen=True)
@@ -67,7 +65,7 @@ class Session:
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt: plain text as it is, a conversation through the chat template."""
-        return self.tokenizer.encode_text(prompt) if isinstance(prompt, str) else self.tokenizer.encode_chat(prompt)
+        return self.tokenizer.encode(prompt)
 
     def generate(self, prompt: Prompt, **options: Any) -> Result:
         """Answer one prompt.
@@ -86,7 +84,7 @@ class Session:
         answers, rounds = self._start(prompts, Options(**options))
         for turn in rounds:
             for lane in turn.lanes:
-                answers[lane.lane].add(turn, lane.lane)
+                answers[lane.lane].add(turn, lane)
         return [answer.result() for answer in answers]
 
     def stream(self, prompt: Prompt, **options: Any) -> Iterator[Chunk]:
@@ -117,8 +115,7 @@ class _Answer:
         self._drafted: list[bool] = []
         self._finish: str | None = None
 
-    def add(self, turn: Round, lane_index: int) -> None:
-        lane = next(lane for lane in turn.lanes if lane.lane == lane_index)
+    def add(self, turn: Round, lane: LaneRound) -> None:
         self.stats.add(turn, lane)
         self._tokens += lane.tokens
         self._drafted += [i < lane.drafts for i in range(len(lane.tokens))]
@@ -129,7 +126,7 @@ class _Answer:
             self.text.finish()
 
     def chunk(self, turn: Round) -> Chunk:
-        self.add(turn, 0)
+        self.add(turn, turn.lanes[0])
         pieces = tuple((piece.text, self._drafted[piece.token]) for piece in self.text.take())
         return Chunk(pieces, turn, self.result() if self._finish is not None else None)
 
@@ -154,9 +151,3 @@ def load(bundle: str | os.PathLike[str], *, threads: int | None = None, verify: 
     target = opened.manifest.target
     tokenizer = ChatTokenizer(opened.folder, target.bos_token, target.eos_token)
     return Session(OrtBackend(opened, threads), opened.manifest, tokenizer)
-
-
-def user_message(text: str, system: str | None = None) -> list[Mapping[str, str]]:
-    """A conversation of one user message."""
-    first = [{"role": "system", "content": system}] if system else []
-    return [*first, {"role": "user", "content": text}]

@@ -14,7 +14,12 @@ from typing import Any, NoReturn
 from lilicorr.runtime.bundle import REBUILD
 from lilicorr.runtime.errors import UserError
 
-Message = Mapping[str, str]
+Message = Mapping[str, str]  # {"role": "system" | "user" | "assistant", "content": …}
+Prompt = str | Sequence[Message]  # plain text to continue, or a conversation to answer
+
+
+def user_message(text: str) -> Message:
+    return {"role": "user", "content": text}
 
 
 class ChatTokenizer:
@@ -42,6 +47,14 @@ class ChatTokenizer:
     @property
     def has_template(self) -> bool:
         return self._template is not None
+
+    def as_prompt(self, messages: Sequence[Message]) -> Prompt:
+        """The conversation itself; without a chat template, its last message as plain text to continue."""
+        return messages if self.has_template else messages[-1]["content"]
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Ids of a prompt of either kind; errors as in `encode_text` and `encode_chat`."""
+        return self.encode_text(prompt) if isinstance(prompt, str) else self.encode_chat(prompt)
 
     def encode_text(self, text: str) -> list[int]:
         """Ids of a plain prompt, with the special tokens that the tokenizer itself adds (some add BOS)."""

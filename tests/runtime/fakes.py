@@ -23,6 +23,7 @@ from lilicorr.runtime.manifest import (
     Target,
 )
 from lilicorr.runtime.session import Session
+from lilicorr.runtime.tokenizer import ChatTokenizer
 
 VOCAB = 97
 STOP = 96
@@ -134,10 +135,13 @@ class FakeBackend(HostMemory):
         outputs["draft_tokens"][...] = np.take_along_axis(inputs["candidate_ids"], path, axis=2)[:, :, 0]
 
 
-class FakeTokenizer:
+class FakeTokenizer(ChatTokenizer):
     """One character per token; the stop token has no text. A conversation is its contents in a row."""
 
     has_template = True
+
+    def __init__(self) -> None:
+        """There are no files to read."""
 
     def encode_text(self, text: str) -> list[int]:
         return [94 if char == "\n" else ord(char) - 32 for char in text]

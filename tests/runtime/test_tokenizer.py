@@ -73,6 +73,9 @@ def test_broken_files(folder: Path) -> None:
 def test_base_model_has_no_chat(folder: Path) -> None:
     tokenizer = ChatTokenizer(folder, None, None)
     assert not tokenizer.has_template
+    assert (
+        tokenizer.as_prompt([{"role": "system", "content": "be kind"}, {"role": "user", "content": "hello"}]) == "hello"
+    )
     with pytest.raises(UserError, match="no chat template"):
         tokenizer.encode_chat([{"role": "user", "content": "hello"}])
 
