@@ -6,7 +6,6 @@ The answer or the JSON goes to stdout, everything else to stderr. Heavy modules 
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import sys
@@ -31,35 +30,36 @@ def main() -> None:
 
 
 def _engine_options(command: Callable[..., None]) -> Callable[..., None]:
-    @click.argument("bundle", type=click.Path())
-    @click.option("--threads", type=click.IntRange(1), help="Threads per engine call; default: every core.")
-    @click.option("--verify/--no-verify", default=True, help="Hash the bundle's files before use.", show_default=True)
-    @click.option("--max-new-tokens", type=click.IntRange(1), default=Options.max_new_tokens, show_default=True)
-    @functools.wraps(command)
-    def wrapped(*args: Any, **kwargs: Any) -> None:
-        command(*args, **kwargs)
-
-    return wrapped
+    """The bundle, and the options of every command that decodes."""
+    for option in (
+        click.option("--max-new-tokens", type=click.IntRange(1), default=Options.max_new_tokens, show_default=True),
+        click.option(
+            "--verify/--no-verify", default=True, help="Hash the bundle's files before use.", show_default=True
+        ),
+        click.option("--threads", type=click.IntRange(1), help="Threads per engine call; default: every core."),
+        click.argument("bundle", type=click.Path()),
+    ):
+        command = option(command)
+    return command
 
 
 def _answer_options(command: Callable[..., None]) -> Callable[..., None]:
-    @_engine_options
-    @click.option("--system", help="System message; default: the template's own.")
-    @click.option("--stop", multiple=True, help="End the answer just before this text. Repeatable.")
-    @click.option("--speculative/--plain", default=True, help="--plain decodes token by token.", show_default=True)
-    @click.option(
-        "--draft",
-        type=click.Choice(["head", "argmax"]),
-        default="head",
-        show_default=True,
-        help="argmax: each slot's best candidate, without the head.",
-    )
-    @click.option("--color/--no-color", default=None, help="Colour accepted drafts; default: on a terminal.")
-    @functools.wraps(command)
-    def wrapped(*args: Any, **kwargs: Any) -> None:
-        command(*args, **kwargs)
-
-    return wrapped
+    """Options of the commands that show an answer."""
+    for option in (
+        click.option("--color/--no-color", default=None, help="Colour accepted drafts; default: on a terminal."),
+        click.option(
+            "--draft",
+            type=click.Choice(["head", "argmax"]),
+            default="head",
+            show_default=True,
+            help="argmax: each slot's best candidate, without the head.",
+        ),
+        click.option("--speculative/--plain", default=True, help="--plain decodes token by token.", show_default=True),
+        click.option("--stop", multiple=True, help="End the answer just before this text. Repeatable."),
+        click.option("--system", help="System message; default: the template's own."),
+    ):
+        command = option(command)
+    return _engine_options(command)
 
 
 @main.command()
@@ -92,16 +92,8 @@ def generate(
             *_, last = chunks
             result = last.result
             assert result is not None
-            click.echo(
-                json.dumps(
-                    {
-                        "text": result.text,
-                        "token_ids": result.token_ids,
-                        "finish_reason": result.finish_reason,
-                        **result.stats.to_dict(),
-                    }
-                )
-            )
+            answer = {"text": result.text, "token_ids": result.token_ids, "finish_reason": result.finish_reason}
+            click.echo(json.dumps(answer | result.stats.to_dict()))
         else:
             _print_stats(_show(chunks, color))
 
