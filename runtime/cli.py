@@ -1,4 +1,4 @@
-"""`lilicorr-run`: generate, chat, bench, doctor. Parses, prints, and leaves the work to the modules beside it.
+"""`lilicorr-run`: generate, chat, bench, doctor. Parses, and leaves the work to the modules beside it.
 
 The answer or the JSON goes to stdout, everything else to stderr. Heavy modules are imported inside the commands, so that
 `--help` is instant.
@@ -7,9 +7,8 @@ The answer or the JSON goes to stdout, everything else to stderr. Heavy modules 
 from __future__ import annotations
 
 import json
-import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,9 +16,9 @@ import click
 from lilicorr.runtime.commands import Group
 from lilicorr.runtime.errors import EXIT_USER, UserError
 from lilicorr.runtime.options import Options
+from lilicorr.runtime.terminal import ask, show, sum_up, wants_color
 
 if TYPE_CHECKING:
-    from lilicorr.runtime.session import Chunk, Result
     from lilicorr.runtime.tokenizer import Message
 
 
@@ -87,15 +86,12 @@ def generate(
     color, options = _options(rest)
     with load(bundle, threads=threads, verify=verify) as session:
         query = prompt if raw else session.tokenizer.as_prompt([*_opening(system), user_message(prompt)])
-        chunks = session.stream(query, **options)
         if as_json:
-            *_, last = chunks
-            result = last.result
-            assert result is not None
+            result = session.generate(query, **options)
             answer = {"text": result.text, "token_ids": result.token_ids, "finish_reason": result.finish_reason}
             click.echo(json.dumps(answer | result.stats.to_dict()))
         else:
-            _print_stats(_show(chunks, color))
+            sum_up(show(session.stream(query, **options), color))
 
 
 @main.command()
@@ -108,18 +104,18 @@ def chat(bundle: str, threads: int | None, verify: bool, system: str | None, **r
     color, options = _options(rest)
     with load(bundle, threads=threads, verify=verify) as session:
         messages = _opening(system)
-        while line := _ask():
+        while line := ask():
             if line == "/reset":
                 messages = _opening(system)
                 continue
             messages.append(user_message(line))
             try:
-                result = _show(session.stream(messages, reuse_prefix=True, **options), color)
+                result = show(session.stream(messages, reuse_prefix=True, **options), color)
             except UserError as error:  # the conversation outgrew the context: say so and let the user go on
                 click.echo(f"error: {error}\n\nhint: /reset", err=True)
                 messages.pop()
                 continue
-            _print_stats(result)
+            sum_up(result)
             messages.append({"role": "assistant", "content": result.text})
 
 
@@ -182,32 +178,5 @@ def _opening(system: str | None) -> list[Message]:
 def _options(rest: dict[str, Any]) -> tuple[bool, dict[str, Any]]:
     """Whether to colour, and the fields of `options.Options` that the command line sets."""
     color = rest.pop("color")
-    if color is None:
-        color = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     use_head = rest.pop("draft") == "head"
-    return color, {**rest, "use_head": use_head}
-
-
-def _show(chunks: Iterator[Chunk], color: bool) -> Result:
-    for chunk in chunks:
-        for text, drafted in chunk.pieces:
-            click.echo(click.style(text, fg="green") if color and drafted else text, nl=False, color=color)
-        sys.stdout.flush()
-    click.echo()
-    assert chunk.result is not None
-    return chunk.result
-
-
-def _print_stats(result: Result) -> None:
-    stats = result.stats
-    line = f"[{stats.new_tokens} tokens, first after {1e3 * stats.prefill_seconds:.0f} ms"
-    if stats.tokens_per_second is not None:
-        line += f", {stats.tokens_per_second:.1f} tokens/s, acceptance length {stats.acceptance_length:.2f}"
-    click.echo(f"{line}, finish: {result.finish_reason}]", err=True)
-
-
-def _ask() -> str:
-    try:
-        return str(click.prompt(">", prompt_suffix=" ", default="", show_default=False, err=True)).strip()
-    except click.Abort:
-        return ""
+    return wants_color() if color is None else color, {**rest, "use_head": use_head}
