@@ -7,7 +7,6 @@ folder is ever taken for a bundle.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import shutil
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from lilicorr.export.progress import Progress
 from lilicorr.export.quiet import quiet_libraries
 from lilicorr.export.staging import Staging
 from lilicorr.export.tables import human_bytes
+from lilicorr.runtime.bundle import file_sha256
 from lilicorr.runtime.contract import expected_interfaces, interface_problems
 from lilicorr.runtime.errors import UserError
 from lilicorr.runtime.manifest import FILE_NAME, Component, FileRecord, Manifest
@@ -106,12 +106,6 @@ def _require_space(folder: Path, out: Path, needed: int) -> None:
 def _records(folder: Path) -> tuple[FileRecord, ...]:
     """Path, hash and size of every file under `folder`, in path order."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    return tuple(FileRecord(path.relative_to(folder).as_posix(), _sha256(path), path.stat().st_size) for path in paths)
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+    return tuple(
+        FileRecord(path.relative_to(folder).as_posix(), file_sha256(path), path.stat().st_size) for path in paths
+    )

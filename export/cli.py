@@ -58,10 +58,11 @@ def build(target: Path, drafter: Path, out: Path, as_json: bool, **choices: Any)
 
     progress = Progress(sys.stderr)
     manifest = build_bundle(target, drafter, out, BuildOptions(**choices), progress)
-    size = sum(record.bytes for record in manifest.files)
-    click.echo(f"bundle `{out}`: {len(manifest.files)} files, {human_bytes(size)}, {manifest.precision}")
+    click.echo(
+        f"bundle `{out}`: {len(manifest.files)} files, {human_bytes(manifest.total_bytes)}, {manifest.precision}"
+    )
     if as_json:
-        click.echo(json.dumps({"bundle": str(out), "bytes": size, "seconds": progress.seconds}))
+        click.echo(json.dumps({"bundle": str(out), "bytes": manifest.total_bytes, "seconds": progress.seconds}))
 
 
 @main.command()

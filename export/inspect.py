@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from lilicorr.export.plan import render_tensors
+from lilicorr.export.report import COLUMNS, JSON_NAME
 from lilicorr.export.tables import human_bytes, table
 from lilicorr.runtime.bundle import open_bundle
 from lilicorr.runtime.manifest import Manifest
-
-PARITY_NAME = "parity.json"
 
 
 def inspect_bundle(folder: Path) -> dict[str, Any]:
@@ -22,18 +21,16 @@ def inspect_bundle(folder: Path) -> dict[str, Any]:
         UserError: `folder` is no bundle, or a file is missing or has changed size.
     """
     manifest = open_bundle(folder, verify=False).manifest
-    parity = folder / PARITY_NAME
     return {
         "manifest": dataclasses.asdict(manifest),
-        "bytes": sum(record.bytes for record in manifest.files),
+        "bytes": manifest.total_bytes,
         "shared": {path: list(users) for path, users in _users(manifest).items() if len(users) > 1},
-        "parity": json.loads(parity.read_text(encoding="utf-8"))["summary"] if parity.is_file() else None,
+        "parity": _parity(folder),
     }
 
 
 def render(folder: Path) -> str:
     """Return the bundle as tables for people; errors as in `inspect_bundle`."""
-    data = inspect_bundle(folder)
     manifest = open_bundle(folder, verify=False).manifest
     target, drafter, limits, users = manifest.target, manifest.drafter, manifest.limits, _users(manifest)
     head = "none" if manifest.head is None else f"{manifest.head.kind}, logit scale {manifest.head.logit_scale:g}"
@@ -56,9 +53,9 @@ def render(folder: Path) -> str:
         table(("bundle", str(folder)), facts),
         table(("component", "graph", "format", "weights"), components),
         table(("file", "size", "sha256", "used by"), files),
-        f"total {human_bytes(data['bytes'])}",
+        f"total {human_bytes(manifest.total_bytes)}",
         *(f"{name}\n{render_tensors(part.inputs, part.outputs)}" for name, part in manifest.components.items()),
-        _parity_text(folder, data["parity"]),
+        _parity_text(folder),
     ]
     return "\n\n".join(parts)
 
@@ -72,8 +69,13 @@ def _users(manifest: Manifest) -> dict[str, tuple[str, ...]]:
     return users
 
 
-def _parity_text(folder: Path, summary: list[dict[str, Any]] | None) -> str:
+def _parity(folder: Path) -> list[dict[str, Any]] | None:
+    path = folder / JSON_NAME
+    return json.loads(path.read_text(encoding="utf-8"))["summary"] if path.is_file() else None
+
+
+def _parity_text(folder: Path) -> str:
+    summary = _parity(folder)
     if summary is None:
         return f"parity: not checked yet: lilicorr-export check {folder}"
-    rows = [(line["rung"], line["measure"], line["value"], line["budget"], line["verdict"]) for line in summary]
-    return table(("parity", "measure", "value", "budget", ""), rows)
+    return table(("parity", *COLUMNS[1:-1], ""), [[line[column] for column in COLUMNS] for line in summary])

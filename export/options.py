@@ -15,9 +15,7 @@ class BuildOptions:
     precision: str = "fp32"
     max_context: int | None = None  # None: the smaller of CONTEXT_CAP and the models' own limit
     max_batch: int = 4
-    prefill_chunk: int = (
-        128  # tokens per prefill call: long enough to amortise the call, short enough to bound its memory
-    )
+    prefill_chunk: int = 128  # tokens: long enough to amortise a prefill call, short enough to bound its memory
     block_size: int | None = None  # None: the trained one
 
     def context(self, limit: int) -> int:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import hashlib
 import importlib.metadata
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from lilicorr.export.pair import check_pair
 from lilicorr.export.progress import Progress
 from lilicorr.export.quiet import quiet_libraries
 from lilicorr.export.report import write_report
-from lilicorr.runtime.bundle import Bundle, open_bundle
+from lilicorr.runtime.bundle import Bundle, file_sha256, open_bundle
 from lilicorr.runtime.errors import UserError
 from lilicorr.runtime.manifest import FILE_NAME
 from lilicorr.runtime.prompts import Prompt, read_prompts
@@ -105,7 +104,7 @@ def check_bundle(folder: Path, options: CheckOptions, progress: Progress) -> dic
         "schema_version": 1,
         "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "passed": all(measure.passed for measure in found),
-        "manifest_sha256": hashlib.sha256((folder / FILE_NAME).read_bytes()).hexdigest(),
+        "manifest_sha256": file_sha256(folder / FILE_NAME),
         "precision": manifest.precision,
         "backend": f"onnxruntime {importlib.metadata.version('onnxruntime')} CPU",
         "reference": f"torch {torch.__version__} fp32",

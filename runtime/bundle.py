@@ -96,14 +96,19 @@ def _size_problem(folder: Path, record: FileRecord) -> str | None:
 
 
 def _hash_problem(folder: Path, record: FileRecord) -> str | None:
-    digest = hashlib.sha256()
     try:
-        with open(folder / record.path, "rb", buffering=0) as file:
-            while block := file.read(_READ_BYTES):
-                digest.update(block)
+        found = file_sha256(folder / record.path)
     except OSError as error:
         return f"`{record.path}` cannot be read: {error}"
-    found = digest.hexdigest()
     if found == record.sha256:
         return None
     return f"`{record.path}` has sha256 {found[:16]}…, expected {record.sha256[:16]}…"
+
+
+def file_sha256(path: Path) -> str:
+    """Hash of a file in hexadecimal, as `FileRecord` holds it."""
+    digest = hashlib.sha256()
+    with open(path, "rb", buffering=0) as file:
+        while block := file.read(_READ_BYTES):
+            digest.update(block)
+    return digest.hexdigest()

@@ -60,7 +60,7 @@ def _bundle(folder: str) -> dict[str, Any]:
         "precision": manifest.precision,
         "block_size": manifest.drafter.block_size,
         "max_context": manifest.limits.max_context,
-        "bytes": sum(record.bytes for record in manifest.files),
+        "bytes": manifest.total_bytes,
         "lilicorr": manifest.lilicorr_version,
     }
 

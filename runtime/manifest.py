@@ -123,6 +123,11 @@ class Manifest:
     plugin: Plugin | None
     environment: dict[str, str]  # package name -> version, plus python, platform
 
+    @property
+    def total_bytes(self) -> int:
+        """Size of every recorded file together."""
+        return sum(record.bytes for record in self.files)
+
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=1) + "\n"
 
