@@ -15,7 +15,7 @@ import numpy as np
 from lilicorr.export.reference import Reference
 from lilicorr.runtime.engine import Backend
 from lilicorr.runtime.loop import GreedyLoop
-from lilicorr.runtime.lossless import compare
+from lilicorr.runtime.lossless import common_prefix, compare
 from lilicorr.runtime.manifest import Manifest
 from lilicorr.runtime.steps import Steps
 from lilicorr.train.replay import acceptance_on_continuation
@@ -96,7 +96,7 @@ class LoopComparison:
         for turn in replayed.rounds:
             theirs[begin] = (turn.draft_tokens, turn.emitted)
             begin += turn.emitted
-        shared = _common_prefix(speculative, answer)
+        shared = common_prefix(speculative, answer)
         for begin, (drafts, emitted) in rounds.items():
             if begin > shared or begin not in theirs or drafts is None:
                 continue
@@ -128,8 +128,3 @@ class LoopComparison:
         else:
             where = {"prompt": name, "token": verdict.position, "gap": verdict.gap}
             (counts.ties if verdict.kind == "tie" else counts.different).append(where)
-
-
-def _common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
-    pairs = enumerate(zip(left, right, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(left), len(right)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -91,7 +92,6 @@ def _answer(session: Session, prompt: Prompt, most: int, compare_argmax: bool, *
         if not _fits(session, conversation):
             break
         query = session.tokenizer.as_prompt(conversation)
-        ids = session.encode(query)
         modes = ["plain", "speculative"] if plain_first else ["speculative", "plain"]
         for mode in [*modes, "argmax"] if compare_argmax else modes:
             result = session.generate(
@@ -104,7 +104,7 @@ def _answer(session: Session, prompt: Prompt, most: int, compare_argmax: bool, *
                 plain.token_ids,
                 speculative.token_ids,
                 session.manifest.precision,
-                lambda start, ids=ids: session.loop.top_two(ids, start),  # type: ignore[misc]
+                partial(session.loop.top_two, session.encode(query)),
             )
         )
         conversation.append({"role": "assistant", "content": plain.text})

@@ -38,10 +38,19 @@ def compare(
     """
     if list(plain) == list(speculative):
         return Verdict("identical")
-    shorter = min(len(plain), len(speculative))
-    position = next((i for i in range(shorter) if plain[i] != speculative[i]), shorter)
-    if position in (0, shorter):  # the prefill is the same computation, and equal starts stop at the same place
+    position = common_prefix(plain, speculative)
+    if position in (
+        0,
+        len(plain),
+        len(speculative),
+    ):  # the prefill is the same computation, and equal starts stop at the same place
         return Verdict("different", position)
     first, second, gap = top_two(plain[:position])
     close = {plain[position], speculative[position]} == {first, second} and gap <= TIE_GAP[precision]
     return Verdict("tie" if close else "different", position, gap)
+
+
+def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
+    """How many tokens two answers share from the start."""
+    pairs = enumerate(zip(left, right, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(left), len(right)))
