@@ -31,6 +31,13 @@ def ends_in_loop(ids: Sequence[int], max_period: int = 32, repeats: int = 3) -> 
     return False
 
 
+def encode_question(tokenizer: Any, message: str) -> list[int]:
+    """Token ids of one user message in the target's chat template (a transformers tokenizer's), ready to be answered."""
+    messages = [{"role": "user", "content": message}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return tokenizer(text, add_special_tokens=False).input_ids
+
+
 def read_sequences(
     files: Iterable[Path | str], tokenizer: Any, *, max_length: int, block_size: int
 ) -> list[Conversation]:
@@ -52,8 +59,7 @@ def read_sequences(
                 question, response = record["turns"][0], record["response"]
                 if not (isinstance(record["turns"], list) and isinstance(question, str) and isinstance(response, str)):
                     raise TypeError("`turns` is a list of texts and `response` a text")
-                messages = [{"role": "user", "content": question}]
-                prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+                prompt = encode_question(tokenizer, question)
                 answer = tokenizer(response, add_special_tokens=False).input_ids
             except (KeyError, IndexError, TypeError) as error:
                 raise UserError(f"{file}:{number}: expected `id`, `turns` and `response`: {error!r}") from None
@@ -61,10 +67,9 @@ def read_sequences(
                 continue
             if record.get("finished"):
                 answer = [*answer, tokenizer.eos_token_id]
-            head = tokenizer(prompt, add_special_tokens=False).input_ids
-            if len(answer) >= block_size and len(head) + block_size < max_length:
+            if len(answer) >= block_size and len(prompt) + block_size < max_length:
                 sequences.append(
-                    Conversation(str(record.get("id", number)), tuple((head + answer)[:max_length]), len(head))
+                    Conversation(str(record.get("id", number)), tuple((prompt + answer)[:max_length]), len(prompt))
                 )
     if not sequences:
         raise UserError(f"no usable response in {[str(f) for f in files]}", hint="lilicorr-train regenerate --help")

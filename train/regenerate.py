@@ -53,6 +53,7 @@ def regenerate(
     from transformers import AutoTokenizer
 
     from lilicorr.runtime.prompts import read_prompts
+    from lilicorr.train.data import encode_question
     from lilicorr.train.generate import greedy_batch
     from lilicorr.train.target import load_target
 
@@ -68,7 +69,7 @@ def regenerate(
     tokenizer = AutoTokenizer.from_pretrained(target_dir)
     stop_ids = stop_token_ids(model, tokenizer)
     room = model.config.max_position_embeddings - max_new_tokens
-    encoded = [(prompt, encode(tokenizer, prompt.turns[0])) for prompt in todo]
+    encoded = [(prompt, encode_question(tokenizer, prompt.turns[0])) for prompt in todo]
     fitting = sorted((item for item in encoded if len(item[1]) <= room), key=lambda item: len(item[1]))
     batches = [fitting[i : i + batch_size] for i in range(0, len(fitting), batch_size)]
     random.Random(0).shuffle(batches)  # a run that is stopped early has seen prompts of every length
@@ -102,13 +103,6 @@ def regenerate(
         tokens=tokens,
         seconds=round(time.monotonic() - progress.began, 1),
     )
-
-
-def encode(tokenizer: Any, message: str) -> list[int]:
-    """Token ids of one user message in the target's chat template, ready to be answered."""
-    messages = [{"role": "user", "content": message}]
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
 def stop_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:

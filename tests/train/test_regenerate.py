@@ -8,7 +8,8 @@ import torch
 
 from lilicorr.runtime.errors import UserError
 from lilicorr.train import generate
-from lilicorr.train.regenerate import encode, regenerate, resume, stop_token_ids
+from lilicorr.train.data import encode_question
+from lilicorr.train.regenerate import regenerate, resume, stop_token_ids
 from lilicorr.train.target import load_target
 
 REAL_TARGET = Path(__file__).parents[2] / "build" / "smollm2-135m-hf"
@@ -41,7 +42,7 @@ def test_each_prompt_gets_the_targets_own_greedy_response(tiny_target, prompts, 
     lines = {line["id"]: line for line in read(out)}
     assert sorted(lines) == list("abcd")
     for id, question in zip("abcd", QUESTIONS, strict=True):
-        ids = encode(tokenizer, question)
+        ids = encode_question(tokenizer, question)
         assert tokenizer.decode(ids) == f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
         with torch.inference_mode():
             answer = model.generate(torch.tensor([ids]), max_new_tokens=6, do_sample=False)[0, len(ids) :]
@@ -132,7 +133,9 @@ def test_a_ragged_batch_of_the_real_target_equals_generate():
     from transformers import AutoTokenizer
 
     model, tokenizer = load_target(REAL_TARGET), AutoTokenizer.from_pretrained(REAL_TARGET)
-    prompts = [encode(tokenizer, text) for text in ("Hi", "What is the capital of France? Answer in one word.")]
+    prompts = [
+        encode_question(tokenizer, text) for text in ("Hi", "What is the capital of France? Answer in one word.")
+    ]
     answers = generate.greedy_batch(model, prompts, max_new_tokens=24, stop_ids=stop_token_ids(model, tokenizer))
     for prompt, answer in zip(prompts, answers, strict=True):
         alone = model.generate(torch.tensor([prompt]), max_new_tokens=24, do_sample=False)[0, len(prompt) :]
