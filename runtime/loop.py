@@ -24,7 +24,7 @@ class GreedyLoop:
 
     def __init__(self, steps: Steps, manifest: Manifest):
         self.steps, self._stops = steps, frozenset(manifest.target.stop_token_ids)
-        self._limits = manifest.limits
+        self._limits, self._vocab = manifest.limits, manifest.target.vocab_size
         self._history: list[int] = []  # tokens whose rows lane 0 holds, after a run of one lane
         self._run = 0
 
@@ -83,6 +83,8 @@ class GreedyLoop:
         for prompt in prompts:
             if not prompt:
                 raise UserError("the prompt is empty", hint="give at least one word")
+            if max(prompt) >= self._vocab:  # some tokenizers know more tokens than their model has rows
+                raise UserError(f"the prompt holds token {max(prompt)}, the target has 0 to {self._vocab - 1}")
             if len(prompt) + 1 > limits.max_context:
                 raise UserError(
                     f"the prompt has {len(prompt)} tokens and an answer needs 1 more, the bundle's context is {limits.max_context}",
@@ -99,6 +101,7 @@ class GreedyLoop:
         reuse_prefix: bool,
         cut: Cut | None,
     ) -> Iterator[Round]:
+        self._require_latest(run)
         steps, use_head = self.steps, use_head and self.steps.has_head
         clock = _Clock(steps)
         room = [self._limits.max_context - len(p) for p in prompts]
@@ -117,8 +120,7 @@ class GreedyLoop:
             yield done
             if not lanes:
                 return
-            if run != self._run:
-                raise RuntimeError("this generation ended when another one was started on the same session")
+            self._require_latest(run)
             clock.start()
             block = min(steps.block_size, max(lane.budget for lane in lanes)) if speculative else 1
             tokens = np.empty((len(lanes), block), dtype=np.int32)
@@ -141,6 +143,11 @@ class GreedyLoop:
                     steps.target.truncate(position, lane.rows)
             lanes, counts = self._drop_finished(lanes, records, width, counts)
             done = clock.round(prefill=False, offered=block - 1, records=records)
+
+    def _require_latest(self, run: int) -> None:
+        """An older run, begun or not, would write into the caches of the latest."""
+        if run != self._run:
+            raise RuntimeError("this generation ended when another one was started on the same session")
 
     def _begin(self, prompts: Sequence[Sequence[int]], speculative: bool, reuse_prefix: bool) -> None:
         """Set the caches to what the prompts share with the last run, which is nothing unless it is asked for."""

@@ -185,6 +185,22 @@ def test_abandoned_run_leaves_the_loop_usable_and_cannot_go_on() -> None:
         next(first)
 
 
+def test_a_run_begun_too_late_cannot_write_into_the_latest() -> None:
+    loop, _, _ = make()
+    ids = next(ids for seed in range(50) if STOP not in plain_answer(ids := prompt(seed, 12), 30))
+    late, latest = loop.run([prompt(99, 9)], 30), loop.run([ids], 30)
+    tokens = [*next(latest).lanes[0].tokens]
+    with pytest.raises(RuntimeError, match="another one was started"):
+        next(late)
+    assert tokens + [token for turn in latest for token in turn.lanes[0].tokens] == plain_answer(ids, 30)
+
+
+def test_token_without_embedding_is_refused() -> None:
+    loop, _, _ = make()
+    with pytest.raises(UserError, match=f"token {VOCAB}, the target has 0 to {VOCAB - 1}"):
+        loop.run([[1, VOCAB, 2]], 30)
+
+
 def test_top_two_names_the_next_token() -> None:
     loop, _, _ = make()
     ids = prompt(5, 20)
