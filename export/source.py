@@ -124,7 +124,10 @@ def _config(folder: Path, role: str) -> dict[str, Any]:
             hint=f"hf download {folder} --local-dir DIR, then --{role} DIR",
         )
     if not (folder / "config.json").is_file():
-        raise UserError(f"the {role} `{folder}` has no `config.json`: not a Hugging Face folder")
+        raise UserError(
+            f"the {role} `{folder}` has no `config.json`: not a Hugging Face folder",
+            hint=f"--{role} DIR with the folder that holds `config.json` and the safetensors files",
+        )
     return _json(folder / "config.json")
 
 
@@ -135,9 +138,9 @@ def _json(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UserError(f"`{path}` cannot be read: {error}") from None
+        raise UserError(f"`{path}` cannot be read: {error}", hint="download it again") from None
     if not isinstance(data, dict):
-        raise UserError(f"`{path}`: expected a JSON object, found {type(data).__name__}")
+        raise UserError(f"`{path}`: expected a JSON object, found {type(data).__name__}", hint="download it again")
     return data
 
 

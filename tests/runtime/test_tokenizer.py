@@ -87,7 +87,7 @@ def test_empty_prompt(folder: Path, messages: list[dict[str, str]]) -> None:
         tokenizer.encode_chat(messages)
     with pytest.raises(UserError, match="the prompt is empty"):
         tokenizer.encode_text("  ")
-    with pytest.raises(UserError, match="expected messages like"):
+    with pytest.raises(UserError, match="a message is a mapping with `role` and `content`"):
         tokenizer.encode_chat([{"role": "user"}])
 
 
