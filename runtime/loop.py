@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from lilicorr.runtime.errors import UserError
 from lilicorr.runtime.lane import Cut, Lane
 from lilicorr.runtime.manifest import Manifest
+from lilicorr.runtime.request import check_request
 from lilicorr.runtime.stats import LaneRound, Round
 from lilicorr.runtime.steps import Steps
 
@@ -51,7 +51,7 @@ class GreedyLoop:
         Raises:
             UserError: too many prompts, an empty one, or one that leaves no room for an answer.
         """
-        self._check(prompts, max_new_tokens)
+        check_request(prompts, max_new_tokens, self._limits, self._vocab)
         self._run += 1
         return self._rounds(self._run, prompts, max_new_tokens, speculative, use_head, reuse_prefix, cut)
 
@@ -70,26 +70,6 @@ class GreedyLoop:
             self.steps.target.commit(1, np.ones(1, dtype=np.int32))
         second, first = np.argsort(logits, kind="stable")[-2:].tolist()
         return first, second, float(logits[first] - logits[second])
-
-    def _check(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
-        limits = self._limits
-        if not 1 <= len(prompts) <= limits.max_batch:
-            raise UserError(
-                f"{len(prompts)} prompts in one batch, the bundle serves 1 to {limits.max_batch}",
-                hint=f"lilicorr-export build … --max-batch {max(1, len(prompts))}",
-            )
-        if max_new_tokens < 1:
-            raise UserError(f"max_new_tokens is {max_new_tokens}, expected at least 1", hint="--max-new-tokens 256")
-        for prompt in prompts:
-            if not prompt:
-                raise UserError("the prompt is empty", hint="give at least one word")
-            if max(prompt) >= self._vocab:  # some tokenizers know more tokens than their model has rows
-                raise UserError(f"the prompt holds token {max(prompt)}, the target has 0 to {self._vocab - 1}")
-            if len(prompt) + 1 > limits.max_context:
-                raise UserError(
-                    f"the prompt has {len(prompt)} tokens and an answer needs 1 more, the bundle's context is {limits.max_context}",
-                    hint=f"shorten the prompt, or lilicorr-export build … --max-context {len(prompt) + 256}",
-                )
 
     def _rounds(
         self,
