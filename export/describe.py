@@ -12,12 +12,11 @@ from pathlib import Path
 
 from lilicorr.export.options import BuildOptions
 from lilicorr.export.pair import Pair
-from lilicorr.runtime.contract import FLOATS
+from lilicorr.runtime.contract import FLOATS, PLUGIN
 from lilicorr.runtime.errors import UserError
-from lilicorr.runtime.manifest import SCHEMA_VERSION, Cache, Drafter, Head, Limits, Manifest, Plugin, Target
+from lilicorr.runtime.manifest import SCHEMA_VERSION, Cache, Drafter, Head, Limits, Manifest, Target
 from lilicorr.train.config import DFLASH, LILICORR
 
-PLUGIN = Plugin(name="GreedyWalk", namespace="lilicorr", version="1")
 RECORDED = ("torch", "transformers", "onnx", "onnxscript", "onnx-ir", "onnxruntime", "tokenizers", "numpy")
 
 

@@ -17,7 +17,7 @@ from lilicorr.export.drafter_graph import DrafterGraph
 from lilicorr.export.scorer_graph import ScorerGraph
 from lilicorr.export.simplify import simplify
 from lilicorr.export.target_graph import TargetGraph
-from lilicorr.export.tracing import OPSET, Port, trace
+from lilicorr.export.tracing import OPSET, Port, Ports, trace
 from lilicorr.export.walk import add_walk_function
 from lilicorr.export.weights import THRESHOLD, move_weights
 from lilicorr.runtime.manifest import Component
@@ -34,7 +34,7 @@ def trace_target(model: nn.Module, target_layer_ids: Sequence[int], dtype: torch
     graph = TargetGraph(model.to(dtype), target_layer_ids)
     config = model.config
     layers, width = config.num_hidden_layers, _head_dim(config)
-    inputs = [
+    inputs: Ports = [
         Port("tokens", torch.int32, ("N", "T")),
         Port("lengths", torch.int32, ("N",)),
         *_caches(layers, config.num_key_value_heads, width, dtype),
@@ -60,7 +60,7 @@ def trace_drafter(
     graph = DrafterGraph(drafter.to(dtype).eval(), table, rows, slots=slots, topk=topk)
     config = drafter.config
     width = len(config.target_layer_ids) * config.hidden_size
-    inputs = [
+    inputs: Ports = [
         Port("anchor", torch.int32, ("N",)),
         Port("features", dtype, ("N", "M", width)),
         Port("count", torch.int32, ("N",)),

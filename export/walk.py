@@ -10,8 +10,10 @@ import torch
 from onnx import FunctionProto, TensorProto, helper
 from torch import Tensor
 
-DOMAIN, NAME = "lilicorr", "GreedyWalk"
-ATTRIBUTES = {"plugin_version": "1", "plugin_namespace": "lilicorr"}
+from lilicorr.runtime.contract import PLUGIN
+
+DOMAIN, NAME = PLUGIN.namespace, PLUGIN.name
+ATTRIBUTES = {"plugin_version": PLUGIN.version, "plugin_namespace": PLUGIN.namespace}
 
 
 def walk_node(start: Tensor, pair: Tensor) -> Tensor:

@@ -5,9 +5,10 @@ Compares descriptions only; it opens no graph.
 
 from __future__ import annotations
 
-from lilicorr.runtime.manifest import Cache, Component, Manifest, Tensor
+from lilicorr.runtime.manifest import Cache, Component, Manifest, Plugin, Tensor
 
 FLOATS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+PLUGIN = Plugin(name="GreedyWalk", namespace="lilicorr", version="1")  # the walk's node in scorer.onnx
 
 Interface = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
 
