@@ -6,13 +6,16 @@ Joins tokenizer, loop and text; prints nothing.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 from lilicorr.runtime.bundle import open_bundle
 from lilicorr.runtime.engine import Backend
+from lilicorr.runtime.errors import UserError
 from lilicorr.runtime.loop import GreedyLoop
 from lilicorr.runtime.manifest import Manifest
 from lilicorr.runtime.options import Options
@@ -48,16 +51,25 @@ class Chunk:
 
 
 class Session:
-    """An open bundle on one backend. A context manager; not for several threads at once."""
+    """An open bundle on one backend. A context manager; one thread at a time, and used once closed it raises RuntimeError."""
 
     def __init__(self, backend: Backend, manifest: Manifest, tokenizer: ChatTokenizer):
         self.manifest, self.tokenizer, self._backend = manifest, tokenizer, backend
-        self.loop = GreedyLoop(Steps(backend, manifest), manifest)
+        self._loop: GreedyLoop | None = GreedyLoop(Steps(backend, manifest), manifest)
+        self._turn = threading.Lock()
+
+    @property
+    def loop(self) -> GreedyLoop:
+        """Engines and caches; gone once the session is closed."""
+        if self._loop is None:
+            raise RuntimeError("this session is closed")
+        return self._loop
 
     def __enter__(self) -> Session:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._loop = None  # its bound calls keep the backend's engines alive
         self._backend.__exit__(kind, error, at)
 
     def close(self) -> None:
@@ -95,15 +107,35 @@ class Session:
     def _start(self, prompts: Sequence[Prompt], options: Options) -> tuple[list[_Answer], Iterator[Round]]:
         stops = [options.stop] if isinstance(options.stop, str) else options.stop
         answers = [_Answer(self.encode(prompt), TextStream(self.tokenizer.decode, stops)) for prompt in prompts]
-        rounds = self.loop.run(
-            [answer.prompt for answer in answers],
-            options.max_new_tokens,
-            speculative=options.speculative,
-            use_head=options.use_head,
-            reuse_prefix=options.reuse_prefix,
-            cut=lambda lane, tokens: answers[lane].text.push(tokens),
-        )
-        return answers, rounds
+        with self._exclusive() as loop:
+            rounds = loop.run(
+                [answer.prompt for answer in answers],
+                options.max_new_tokens,
+                speculative=options.speculative,
+                use_head=options.use_head,
+                reuse_prefix=options.reuse_prefix,
+                cut=lambda lane, tokens: answers[lane].text.push(tokens),
+            )
+        return answers, self._one_by_one(rounds)
+
+    def _one_by_one(self, rounds: Iterator[Round]) -> Iterator[Round]:
+        while True:
+            with self._exclusive():
+                turn = next(rounds, None)
+            if turn is None:
+                return
+            yield turn
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[GreedyLoop]:
+        """The loop, for one thread and for no longer than a round: its buffers and caches are shared."""
+        loop = self.loop
+        if not self._turn.acquire(blocking=False):
+            raise RuntimeError("another thread is using this session; open one session per thread")
+        try:
+            yield loop
+        finally:
+            self._turn.release()
 
 
 class _Answer:
@@ -150,4 +182,11 @@ def load(bundle: str | os.PathLike[str], *, threads: int | None = None, verify: 
     opened = open_bundle(os.fspath(bundle), verify=verify)
     target = opened.manifest.target
     tokenizer = ChatTokenizer(opened.folder, target.bos_token, target.eos_token)
-    return Session(OrtBackend(opened, threads), opened.manifest, tokenizer)
+    limits = opened.manifest.limits
+    try:
+        return Session(OrtBackend(opened, threads), opened.manifest, tokenizer)
+    except MemoryError as error:
+        raise UserError(
+            f"the caches for {limits.max_batch} lanes of {limits.max_context} tokens do not fit in memory: {error}",
+            hint="lilicorr-export build … --max-context N --max-batch 1",
+        ) from None

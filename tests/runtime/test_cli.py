@@ -17,8 +17,7 @@ ANSWER = FakeTokenizer().decode(plain_answer(FakeTokenizer().encode_text("Why?")
 
 @pytest.fixture(autouse=True)
 def _fake(monkeypatch: pytest.MonkeyPatch) -> None:
-    session = fake_session(max_context=300)
-    monkeypatch.setattr(session_module, "load", lambda bundle, threads, verify: session)
+    monkeypatch.setattr(session_module, "load", lambda bundle, threads, verify: fake_session(max_context=300))
 
 
 def run(*args: str, text: str | None = None) -> Result:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+import weakref
+
+import numpy as np
 import pytest
 
 from lilicorr.runtime.session import Result
@@ -68,3 +72,39 @@ def test_batch_equals_single() -> None:
 def test_unknown_option_is_refused() -> None:
     with pytest.raises(TypeError, match="temperature"):
         fake_session().generate("a", temperature=1.0)
+
+
+def test_closed_session_is_refused_and_frees_its_engines() -> None:
+    session, prompt = fake_session(), lively_prompt(40)
+    stream, engines = session.stream(prompt), weakref.ref(session.loop)
+    next(stream)
+    session.close()
+    session.close()
+    with pytest.raises(RuntimeError, match="this session is closed"):
+        next(stream)
+    with pytest.raises(RuntimeError, match="this session is closed"):
+        session.generate(prompt)
+    del stream
+    assert engines() is None
+
+
+def test_second_thread_is_refused_and_disturbs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    session, prompt = fake_session(), lively_prompt(40)
+    verify, caught = session.loop.steps.verify, list[BaseException]()
+
+    def intrude() -> None:
+        try:
+            session.generate("another prompt")
+        except RuntimeError as error:
+            caught.append(error)
+
+    def verify_while_another_thread_tries(tokens: np.ndarray) -> np.ndarray:
+        thread = threading.Thread(target=intrude)
+        thread.start()
+        thread.join()
+        return verify(tokens)
+
+    monkeypatch.setattr(session.loop.steps, "verify", verify_while_another_thread_tries)
+    assert session.generate(prompt, max_new_tokens=40).token_ids == tuple(answer_of(prompt, 40))
+    assert caught
+    assert all("another thread is using this session" in str(error) for error in caught)
