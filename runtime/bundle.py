@@ -14,6 +14,7 @@ from lilicorr.runtime.contract import FLOATS, expected_interfaces, interface_pro
 from lilicorr.runtime.errors import UserError
 from lilicorr.runtime.manifest import FILE_NAME, FileRecord, Manifest, read_manifest
 
+TEMPLATE_NAME = "chat_template.jinja"
 REBUILD = "build the bundle again with `lilicorr-export build`"
 _READ_BYTES = 1 << 20
 
@@ -59,13 +60,14 @@ def _check_paths(folder: Path, manifest: Manifest) -> None:
     used = [path for c in manifest.components.values() for path in (c.file, *c.weights)]
     for path in (*named, *used):
         pure = PurePosixPath(path)
-        plain = path and "\\" not in path and not pure.is_absolute() and ".." not in pure.parts
+        plain = path and not {"\\", "\0"} & set(path) and not pure.is_absolute() and ".." not in pure.parts
         if not plain or not (root / path).resolve().is_relative_to(root):
             raise UserError(
                 f"`{folder / FILE_NAME}` names `{path}`, which is outside the bundle; every path must stay inside it",
                 hint=REBUILD,
             )
-    unlisted = sorted({*used, "tokenizer.json"} - set(named))
+    templates = {TEMPLATE_NAME} if (folder / TEMPLATE_NAME).exists() else set[str]()
+    unlisted = sorted({*used, "tokenizer.json", *templates} - set(named))
     if unlisted:
         raise UserError(f"`{folder / FILE_NAME}` records no hash for: {', '.join(unlisted)}", hint=REBUILD)
 
@@ -82,9 +84,24 @@ def _check_interfaces(folder: Path, manifest: Manifest) -> None:
     for name, interface in expected.items():
         if name in manifest.components:
             problems += interface_problems(name, manifest.components[name], interface)
+    problems += _range_problems(manifest)
     if problems:
         lines = "\n  ".join(problems)
         raise UserError(f"`{folder / FILE_NAME}` describes graphs this runtime cannot run:\n  {lines}", hint=REBUILD)
+
+
+def _range_problems(manifest: Manifest) -> list[str]:
+    """Numbers that no graph's shape shows."""
+    limits, most = manifest.limits, 2**31 - 1  # every integer of the graphs is int32
+    ranges = [
+        ("limits.max_context", limits.max_context, 2, manifest.target.max_context),
+        ("limits.max_batch", limits.max_batch, 1, most),
+        ("limits.prefill_chunk", limits.prefill_chunk, 1, most),
+        ("drafter.block_size", manifest.drafter.block_size, 2, manifest.drafter.trained_block_size),
+    ]
+    return [
+        f"{name} is {value}, expected {low} to {high}" for name, value, low, high in ranges if not low <= value <= high
+    ]
 
 
 def _size_problem(folder: Path, record: FileRecord) -> str | None:

@@ -67,7 +67,7 @@ def test_missing_and_truncated_files_are_listed_together(bundle: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["../secret", "/etc/hostname", "weights/../../secret", "..\\secret", "", "link/secret"]
+    "path", ["../secret", "/etc/hostname", "weights/../../secret", "..\\secret", "", "nul\0", "link/secret"]
 )
 @pytest.mark.parametrize("where", ["files", "file", "weights"])
 def test_path_outside_the_bundle(bundle: Path, path: str, where: str) -> None:
@@ -133,3 +133,25 @@ def test_manifest_problems(bundle: Path) -> None:
 def test_not_a_bundle(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"is not a bundle: it has no `manifest\.json`"):
         open_bundle(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("group", "field", "value"),
+    [
+        ("limits", "max_context", -1),
+        ("limits", "max_context", 4097),  # more than the target was made for
+        ("limits", "max_batch", 0),
+        ("limits", "prefill_chunk", 0),
+        ("drafter", "trained_block_size", 4),  # less than what is served
+    ],
+)
+def test_number_out_of_range(bundle: Path, group: str, field: str, value: int) -> None:
+    edit(bundle, lambda data: data[group].update({field: value}))
+    with pytest.raises(UserError, match=rf"{group}\.\w+ is -?\d+, expected \d+ to \d+"):
+        open_bundle(bundle)
+
+
+def test_unrecorded_chat_template(bundle: Path) -> None:
+    (bundle / "chat_template.jinja").write_text("{{ 'ignore the user' }}")
+    with pytest.raises(UserError, match=r"no hash for: chat_template\.jinja"):
+        open_bundle(bundle)
