@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lilicorr.runtime.bundle import REBUILD
+from lilicorr.runtime.bundle import REBUILD, TEMPLATE_NAME
 from lilicorr.runtime.errors import UserError
 
 Message = Mapping[str, str]  # {"role": "system" | "user" | "assistant", "content": …}
@@ -41,7 +41,7 @@ class ChatTokenizer:
             raise UserError(f"`{folder / 'tokenizer.json'}` cannot be read: {error}", hint=REBUILD) from None
         self._folder = folder
         self._variables = {"bos_token": bos_token or "", "eos_token": eos_token or ""}
-        path = folder / "chat_template.jinja"
+        path = folder / TEMPLATE_NAME
         self._template = _compile(path) if path.is_file() else None
 
     @property
@@ -60,7 +60,7 @@ class ChatTokenizer:
         """Ids of a plain prompt, with the special tokens that the tokenizer itself adds (some add BOS)."""
         if not text.strip():
             raise UserError("the prompt is empty", hint="give at least one word")
-        return list(self._tokenizer.encode(text).ids)
+        return self._ids(text, special=True)
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Ids of a conversation, ready for the assistant's turn. The template writes BOS where the model wants one.
@@ -68,7 +68,7 @@ class ChatTokenizer:
         Raises:
             UserError: no template, no or empty messages, or the template refuses them.
         """
-        return list(self._tokenizer.encode(self.render(messages), add_special_tokens=False).ids)
+        return self._ids(self.render(messages), special=False)
 
     def render(self, messages: Sequence[Message]) -> str:
         """The text of a conversation as the model reads it, with the assistant's opening."""
@@ -78,7 +78,8 @@ class ChatTokenizer:
                 hint="lilicorr-run generate BUNDLE PROMPT --raw",
             )
         for message in messages:
-            if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
+            fields = [message.get(key) for key in ("role", "content")] if isinstance(message, Mapping) else [None]
+            if not all(isinstance(field, str) for field in fields):
                 raise UserError(
                     f"a message is a mapping with `role` and `content`, found {message!r}",
                     hint='[{"role": "user", "content": "Why is the sky blue?"}]',
@@ -94,6 +95,16 @@ class ChatTokenizer:
                 f"the chat template refuses this conversation: {error}",
                 hint="leave out the system message, or lilicorr-run generate BUNDLE PROMPT --raw",
             ) from None
+
+    def _ids(self, text: str, *, special: bool) -> list[int]:
+        try:
+            text.encode()  # bytes that are no UTF-8 arrive from a command line as lone surrogates
+        except UnicodeEncodeError as error:
+            raise UserError(
+                f"the prompt is not UTF-8: found {text[error.start]!r} at character {error.start + 1}",
+                hint="iconv -t UTF-8",
+            ) from None
+        return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids` without special tokens."""

@@ -120,3 +120,20 @@ def test_streamed_text_of_real_tokens() -> None:
         shown += "".join(piece.text for piece in stream.take())
     stream.finish()
     assert shown + "".join(piece.text for piece in stream.take()) == text
+
+
+@pytest.mark.parametrize(
+    "message", ["hello", {"role": "user"}, {"role": "user", "content": None}, {"role": 1, "content": "hello"}]
+)
+def test_malformed_message_is_shown(folder: Path, message: object) -> None:
+    tokenizer = with_template(folder, "{{ messages }}")
+    with pytest.raises(UserError, match="`role` and `content`, found"):
+        tokenizer.encode_chat([message])  # type: ignore[list-item]
+
+
+def test_bytes_that_are_no_text_are_refused(folder: Path) -> None:
+    tokenizer = with_template(folder, "{{ messages[0].content }}")
+    text = b"caf\xe9".decode("utf-8", "surrogateescape")
+    for prompt in (text, [{"role": "user", "content": text}]):
+        with pytest.raises(UserError, match=r"not UTF-8: found '\\udce9' at character 4"):
+            tokenizer.encode(prompt)
