@@ -34,7 +34,8 @@ class OrtBackend(HostMemory):
         threads: Threads per graph call; None takes every core this process may use.
 
     Raises:
-        UserError: onnxruntime is missing, the precision has no CPU kernels, or a graph differs from its manifest entry.
+        UserError: onnxruntime is missing, the precision has no CPU kernels, a graph differs from its manifest entry, or there
+            are more threads than cores.
     """
 
     def __init__(self, bundle: Bundle, threads: int | None = None):
@@ -44,7 +45,12 @@ class OrtBackend(HostMemory):
                 hint="lilicorr-export build … --precision fp32",
                 exit_code=EXIT_ENGINE,
             )
-        self.threads = threads or default_threads()
+        cores = default_threads()
+        if (
+            threads is not None and not 1 <= threads <= cores
+        ):  # more spin against each other: 64 on 2 cores ran 100 times slower
+            raise UserError(f"{threads} threads, this process may use 1 to {cores}", hint=f"--threads {cores}")
+        self.threads = threads or cores
         self._sessions = {
             name: _open_session(bundle, name, component, self.threads)
             for name, component in bundle.manifest.components.items()

@@ -77,3 +77,9 @@ def test_missing_onnxruntime_names_the_extra(bundle: Bundle, monkeypatch: pytest
     with pytest.raises(UserError) as error:
         OrtBackend(bundle)
     assert error.value.hint == "pip install 'lilicorr[cpu]'"
+
+
+@pytest.mark.parametrize("threads", [-1, 0, 10_000])
+def test_threads_beyond_the_cores(bundle: Bundle, threads: int) -> None:
+    with pytest.raises(UserError, match=rf"{threads} threads, this process may use 1 to \d+"):
+        OrtBackend(bundle, threads=threads)
