@@ -32,7 +32,7 @@ def read_prompts(path: str | Path, limit: int | None = None) -> list[Prompt]:
     """
     path = Path(path)
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"prompt file `{path}` cannot be read: {error}", hint=_EXAMPLE) from None
     prompts: list[Prompt] = []
@@ -49,7 +49,7 @@ def read_prompts(path: str | Path, limit: int | None = None) -> list[Prompt]:
 def _parse(line: str, where: str, number: int) -> Prompt:
     try:
         data: Any = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise UserError(f"{where}: not JSON: {error}", hint=_EXAMPLE) from None
     if not isinstance(data, dict):
         raise UserError(f"{where}: expected an object, found {type(data).__name__}", hint=_EXAMPLE)

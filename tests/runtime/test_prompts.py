@@ -16,10 +16,16 @@ def test_reads_and_fills_in(tmp_path: Path) -> None:
     assert read_prompts(path, limit=1) == prompts[:1]
 
 
+def test_windows_file(tmp_path: Path) -> None:
+    (tmp_path / "p.jsonl").write_bytes(b'\xef\xbb\xbf{"turns": ["a"]}\r\n\r\n{"turns": ["b"]}\r\n')
+    assert read_prompts(tmp_path / "p.jsonl") == [Prompt("1", "", ("a",)), Prompt("3", "", ("b",))]
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
         ('{"turns": ["a"]', r"p\.jsonl:2: not JSON"),
+        ("[" * 100_000, r"p\.jsonl:2: not JSON: maximum recursion depth"),
         ("[1]", r"p\.jsonl:2: expected an object, found list"),
         ('{"prompt": "a"}', r"p\.jsonl:2: expected `turns` .* found nothing"),
         ('{"turns": []}', r"p\.jsonl:2: expected `turns` .* found \[\]"),
