@@ -17,6 +17,7 @@ from lilicorr.export.graph_runner import GraphRunner
 from lilicorr.export.reference import Block, Reference, TargetRows, walk
 from lilicorr.export.tensor_metrics import Agreement, Difference, agree, compare
 from lilicorr.runtime.manifest import Cache, Manifest
+from lilicorr.runtime.steps import LATTICE
 
 JUNK = 3.0  # fills cache rows that no call may see
 SPARE_ROWS = 5  # capacity beyond the longest text
@@ -117,7 +118,7 @@ def _drafter_lattice(
         given = {"anchor": np.array(tokens, np.int32), "features": rows, "count": np.array(counts, np.int32)}
         out = run("drafter", {**given, "lengths": lengths, **caches})
         _commit(caches, out, cache, lengths, counts)
-    return {name: out[name] for name in ("candidate_ids", "log_probs", "hidden", "anchor_row")}
+    return {name: out[name] for name in LATTICE}
 
 
 def _compare_target(wanted: TargetRows, found: Mapping[str, np.ndarray], budget: Budget, seen: TensorRungs) -> None:

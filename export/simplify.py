@@ -10,9 +10,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 from onnxscript import optimizer
 
-FOLD_LIMIT = (
-    2**26
-)  # elements; folds whatever depends on weights alone, e.g. the split of the scorer's factor projection
+FOLD_LIMIT = 2**26  # elements; folds what depends on weights alone, e.g. the split of the scorer's factor projection
 
 
 def simplify(model: ir.Model) -> None:

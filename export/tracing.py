@@ -17,12 +17,7 @@ import torch
 from torch import Tensor, nn
 
 OPSET = 18  # torch's own operator library: no version conversion; TensorRT 10.3 reads up to 20
-EXAMPLE_SIZES = {
-    "N": 2,
-    "T": 3,
-    "C": 5,
-    "M": 7,
-}  # distinct and > 1, so that torch.export neither merges nor specialises them
+EXAMPLE_SIZES = {"N": 2, "T": 3, "C": 5, "M": 7}  # distinct and > 1: torch.export neither merges nor specialises them
 
 
 @dataclass(frozen=True)

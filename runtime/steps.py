@@ -15,6 +15,8 @@ from lilicorr.runtime.contract import FLOATS
 from lilicorr.runtime.engine import Backend, Buffer, Call
 from lilicorr.runtime.manifest import Manifest
 
+LATTICE = ("candidate_ids", "log_probs", "hidden", "anchor_row")  # what the drafter gives and the scorer reads
+
 # Steady state needs one call per graph; prompts add one per distinct chunk remainder. Enough for both, bounded.
 _MOST_CALLS = 24
 
@@ -100,8 +102,7 @@ class Steps:
         n = self.lanes
         if not use_head:
             return self._backend.download(self._row_view("candidate_ids", n))[:, :, 0]
-        names = ("candidate_ids", "log_probs", "hidden", "anchor_row")
-        call = self._bound("scorer", (n,), lambda: (self._rows(n, *names), self._rows(n, "draft_tokens")))
+        call = self._bound("scorer", (n,), lambda: (self._rows(n, *LATTICE), self._rows(n, "draft_tokens")))
         self._timed("score", call)
         return self._backend.download(self._row_view("draft_tokens", n))
 
@@ -129,7 +130,7 @@ class Steps:
 
         def buffers() -> Bindings:
             inputs = small | {"features": self._view("features", n, width, self._feature_size)}
-            outputs = self._rows(n, "candidate_ids", "log_probs", "hidden", "anchor_row")
+            outputs = self._rows(n, *LATTICE)
             return inputs | self.drafter.caches(), outputs | self.drafter.fresh(width)
 
         call = self._bound("drafter", (n, width, self.drafter.capacity), buffers)
