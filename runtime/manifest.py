@@ -156,14 +156,14 @@ def read_manifest(folder: Path) -> Manifest:
             hint="build the bundle again with this version",
         )
     problems: list[str] = []
-    manifest = _parse(Manifest, data, "", problems)
+    manifest = parse(Manifest, data, "", problems)
     if problems:
         raise UserError(f"`{path}` is not valid:\n  " + "\n  ".join(problems), hint="build the bundle again")
     return manifest
 
 
-def _parse(kind: Any, value: Any, where: str, problems: list[str]) -> Any:
-    """Convert JSON `value` to the annotated type `kind`, appending what is wrong to `problems`."""
+def parse(kind: Any, value: Any, where: str, problems: list[str]) -> Any:
+    """Convert JSON `value` to the annotated type `kind` (dataclass, tuple, dict, plain), appending what is wrong to `problems`."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
         return value
@@ -175,20 +175,20 @@ def _parse(kind: Any, value: Any, where: str, problems: list[str]) -> Any:
         prefix = where + "." if where else ""
         problems.extend(f"{prefix}{name}: missing" for name in hints if name not in value)
         problems.extend(f"{prefix}{name}: unknown field" for name in value if name not in hints)
-        known = {n: _parse(hints[n], v, prefix + n, problems) for n, v in value.items() if n in hints}
+        known = {n: parse(hints[n], v, prefix + n, problems) for n, v in value.items() if n in hints}
         return kind(**known) if len(known) == len(hints) else None
     if origin in (typing.Union, types.UnionType):
         for option in args:
             trial: list[str] = []
-            parsed = _parse(option, value, where, trial)
+            parsed = parse(option, value, where, trial)
             if not trial:
                 return parsed
         problems.append(f"{where}: expected {kind}, found {value!r}")
         return None
     if origin is tuple and isinstance(value, list):
-        return tuple(_parse(args[0], item, f"{where}[{i}]", problems) for i, item in enumerate(value))
+        return tuple(parse(args[0], item, f"{where}[{i}]", problems) for i, item in enumerate(value))
     if origin is dict and isinstance(value, dict):
-        return {key: _parse(args[1], item, f"{where}.{key}", problems) for key, item in value.items()}
+        return {key: parse(args[1], item, f"{where}.{key}", problems) for key, item in value.items()}
     plain = origin or kind
     accepted = (int, float) if plain is float else plain
     if plain is types.NoneType:

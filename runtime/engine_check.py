@@ -1,0 +1,101 @@
+"""Does an engine folder fit this machine? Answered from `engine.json` alone, before TensorRT sees a byte of an engine.
+
+TensorRT's own answer to a foreign engine names neither side; this one names both and the command that mends it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+from dataclasses import dataclass
+
+from lilicorr.runtime.engine_set import EngineSet, rebuild_command
+from lilicorr.runtime.errors import EXIT_ENGINE, UserError
+
+NAMES = {"tensorrt": "TensorRT", "tensorrt-rtx": "TensorRT-RTX"}
+# CUDA driver API, CUdevice_attribute
+_CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
+
+
+@dataclass(frozen=True)
+class Here:
+    """This machine, as far as an engine depends on it."""
+
+    backend: str
+    tensorrt_version: str
+    compute_capability: str
+    system: str
+    machine: str
+    plugin_sha256: str | None  # of the library that was loaded; None: none was
+    plugin_version: str | None
+
+
+def here(backend: str, tensorrt_version: str, plugin_version: str | None, plugin_sha256: str | None) -> Here:
+    """Describe this machine.
+
+    Raises:
+        UserError: no NVIDIA GPU (see `compute_capability`).
+    """
+    system, machine = platform.system().lower(), platform.machine()
+    return Here(backend, tensorrt_version, compute_capability(), system, machine, plugin_sha256, plugin_version)
+
+
+def compute_capability() -> str:
+    """Compute capability of GPU 0 from the CUDA driver, as "8.7".
+
+    Raises:
+        UserError: no driver or no device.
+    """
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        raise UserError("no NVIDIA driver: `libcuda.so.1` was not found", hint="lilicorr-run doctor") from None
+    device, parts = ctypes.c_int(), [ctypes.c_int(), ctypes.c_int()]
+    status = cuda.cuInit(0) or cuda.cuDeviceGet(ctypes.byref(device), 0)
+    for attribute, part in zip((_CAPABILITY_MAJOR, _CAPABILITY_MINOR), parts, strict=True):
+        status = status or cuda.cuDeviceGetAttribute(ctypes.byref(part), attribute, device)
+    if status:
+        raise UserError(f"no NVIDIA GPU: the CUDA driver answers with error {status}", hint="lilicorr-run doctor")
+    return f"{parts[0].value}.{parts[1].value}"
+
+
+def require_compatible(engines: EngineSet, machine: Here) -> None:
+    """Refuse engines of another backend, TensorRT version, GPU generation, system or plugin.
+
+    TensorRT promises to read an engine only with the version that wrote it, hence equal versions to the last digit.
+
+    Raises:
+        UserError: exit code 4, naming both sides and every difference.
+    """
+    problems = _differences(engines, machine)
+    if problems:
+        raise UserError(
+            f"engines were built with {_side(engines.backend, engines.tensorrt_version, engines.compute_capabilities)}"
+            f" on {engines.system} {engines.machine}; here is"
+            f" {_side(machine.backend, machine.tensorrt_version, (machine.compute_capability,))} on {machine.system}"
+            f" {machine.machine}:\n  " + "\n  ".join(problems),
+            hint=rebuild_command(machine.backend, capabilities=(machine.compute_capability,)),
+            exit_code=EXIT_ENGINE,
+        )
+
+
+def _differences(engines: EngineSet, machine: Here) -> list[str]:
+    pairs = [
+        ("backend", engines.backend, machine.backend),
+        ("TensorRT version", engines.tensorrt_version, machine.tensorrt_version),
+        ("operating system", engines.system, machine.system),
+        ("processor", engines.machine, machine.machine),
+    ]
+    if engines.plugin is not None:
+        pairs.append(("plugin version", engines.plugin.version, machine.plugin_version or "none loaded"))
+        if machine.plugin_sha256 is not None:
+            pairs.append(("plugin sha256", engines.plugin.sha256[:16], machine.plugin_sha256[:16]))
+    problems = [f"{what}: {built}, here {found}" for what, built, found in pairs if built != found]
+    if machine.compute_capability not in engines.compute_capabilities:
+        built = ", ".join(engines.compute_capabilities)
+        problems.append(f"compute capability: {built}, here {machine.compute_capability}")
+    return problems
+
+
+def _side(backend: str, version: str, capabilities: tuple[str, ...]) -> str:
+    return f"{NAMES.get(backend, backend)} {version} for compute capability {', '.join(capabilities)}"
