@@ -24,7 +24,7 @@ def describe(pair: Pair, options: BuildOptions) -> Manifest:
     """Return the manifest of exporting `pair` with `options`, with no components and no files yet."""
     target, config = pair.target, pair.drafter.config
     dtype = FLOATS[options.precision]
-    head = config.head
+    head = config.lilicorr
     return Manifest(
         schema_version=SCHEMA_VERSION,
         lilicorr_version=importlib.metadata.version("lilicorr"),

@@ -88,6 +88,11 @@ def _target_problems(target: TargetFolder) -> Iterator[str]:
 
 def _drafter_problems(drafter: DrafterFolder, block_size: int | None) -> Iterator[str]:
     config = drafter.config
+    if config.head is not None and config.lilicorr is None:
+        yield (
+            f"the drafter's head is `{config.head.kind}`, whose tokens depend on each other one by one: "
+            "only plain DFlash drafters and LiLiCorr heads can be exported"
+        )
     if config.block_size < 2:
         yield f"`block_size` {config.block_size}: a block is an anchor and at least one slot"
     if block_size is not None and not 2 <= block_size <= config.block_size:

@@ -44,7 +44,7 @@ def make_plan(pair: Pair, options: BuildOptions) -> Plan:
     manifest = describe(pair, options)
     graphs = expected_interfaces(manifest)
     counts = _weight_counts(pair)
-    head = pair.drafter.config.head
+    head = pair.drafter.config.lilicorr
     layers = {"target": pair.target.layers, "drafter": pair.drafter.config.num_hidden_layers}
     layers["scorer"] = head.num_layers if head else 0
     files = {f"{name}.onnx": GRAPH_BYTES + LAYER_BYTES * layers[name] for name in graphs}

@@ -1,14 +1,12 @@
-"""Read and write drafters as Hugging Face style folders (config.json + safetensors), in the published layout.
+"""Read and write drafters as Hugging Face style folders (config.json + safetensors), in the published layouts (`tensor_names`).
 
-Both published tensor layouts are read (sequential and named MLPs, 5-D and 4-D slot embeddings, optional leading `model.`);
-the sequential one is written. No pickle.
+No pickle.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -19,24 +17,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from lilicorr.runtime.errors import UserError
+from lilicorr.train.config import DSparkConfig
 from lilicorr.train.config_json import config_from_dict, config_to_dict
 from lilicorr.train.drafter import Drafter
+from lilicorr.train.tensor_names import five_dimensional, our_name, published_name
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 
-# The named layout of newer exporters → the sequential one.
-_RENAMES = [
-    (re.compile(r"^lilicorr\.feature_norm\."), "lilicorr.feature_mlp.0."),
-    (re.compile(r"^lilicorr\.feature_mlp\.up_proj\."), "lilicorr.feature_mlp.1."),
-    (re.compile(r"^lilicorr\.feature_mlp\.down_proj\."), "lilicorr.feature_mlp.3."),
-    (re.compile(r"^(lilicorr\.layers\.\d+\.mlp)\.up_proj\."), r"\1.0."),
-    (re.compile(r"^(lilicorr\.layers\.\d+\.mlp)\.down_proj\."), r"\1.2."),
-]
-_UNSQUEEZED = {"lilicorr.slot_embedding": (1, 1, -1, 1), "lilicorr.rank_embedding": (1, 1, 1, -1)}
-
 
 def read_drafter(folder: Path | str) -> Drafter:
-    """Read a `DFlashDraftModel` or `LiLiCorrDraftModel` checkpoint; weights keep the dtype they are stored in.
+    """Read the checkpoint of a drafter with any head; weights keep the dtype they are stored in.
 
     Raises:
         UserError: no such folder, unreadable or truncated file, an unusable configuration, or tensors that are missing,
@@ -49,11 +39,16 @@ def read_drafter(folder: Path | str) -> Drafter:
     expected = drafter.state_dict()
     tensors: dict[str, Tensor] = {}
     problems = []
+    # DeepSpec's checkpoints carry frozen copies of the target's tables.
+    borrowed = ("embed_tokens.weight", "lm_head.weight") if isinstance(config.head, DSparkConfig) else ()
+    borrowed = () if config.has_own_lm_head else borrowed
     for stored, tensor in _read_tensors(folder).items():
-        name = _sequential(stored)
+        name = our_name(stored)
+        if name in borrowed:
+            continue
         if name in tensors:
             problems.append(f"twice: {name}, once as {stored}")
-        tensors[name] = _five_dimensional(name, tensor)
+        tensors[name] = five_dimensional(name, tensor)
     problems += [f"missing: {name} {list(t.shape)}" for name, t in expected.items() if name not in tensors]
     for name, tensor in tensors.items():
         if name not in expected:
@@ -82,7 +77,7 @@ def write_drafter(drafter: Drafter, folder: Path | str) -> None:
         UserError: the folder cannot be written (a file in its place, no rights, no space).
     """
     folder = Path(folder)
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in drafter.state_dict().items()}
+    tensors = {published_name(n): tensor.detach().cpu().contiguous() for n, tensor in drafter.state_dict().items()}
     data = config_to_dict(drafter.config) | {"torch_dtype": str(drafter.fc.weight.dtype).removeprefix("torch.")}
     try:
         _write_files(folder, tensors, data)
@@ -139,16 +134,3 @@ def _shards(folder: Path) -> list[str]:
     if foreign:
         raise UserError(f"`{folder / INDEX}`: `weight_map` must name files of this folder, found {foreign[0]!r}")
     return sorted(set(files))
-
-
-def _sequential(name: str) -> str:
-    name = name.removeprefix("model.")
-    for pattern, replacement in _RENAMES:
-        name = pattern.sub(replacement, name)
-    return name
-
-
-def _five_dimensional(name: str, tensor: Tensor) -> Tensor:
-    """Slot and rank embeddings are stored 5-D, (1,1,S,1,h) and (1,1,1,K,h), or 4-D by exporters that squeeze one."""
-    lead = _UNSQUEEZED.get(name)
-    return tensor if lead is None or tensor.dim() != 4 else tensor.reshape(*lead, tensor.shape[-1])

@@ -6,12 +6,15 @@ The published fields (arXiv 2608.20530 and DFlash exports), plus `draft_vocab_si
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from lilicorr.runtime.errors import UserError
 
 DFLASH = "DFlashDraftModel"
 LILICORR = "LiLiCorrDraftModel"
+DOMINO = "DominoDraftModel"
+DSPARK = "DSparkDraftModel"
+MARKOV_TYPES = ("vanilla", "gated", "rnn")
 ROPE_TYPES = ("default", "linear", "yarn", "llama3")  # scaled positions that do not depend on the text's length
 
 
@@ -19,6 +22,9 @@ ROPE_TYPES = ("default", "linear", "yarn", "llama3")  # scaled positions that do
 class HeadConfig:
     """The LiLiCorr head; attribute names are the checkpoint's without the `lilicorr_` prefix."""
 
+    kind: ClassVar[str] = "lilicorr"
+    first_row: ClassVar[int] = 1  # slot s is read from block row s + first_row
+    drafts_from_last_row: ClassVar[bool] = True
     candidate_topk: int
     hidden_size: int
     num_layers: int
@@ -27,6 +33,38 @@ class HeadConfig:
     factor_dim: int
     vector_eps: float
     logit_scale: float
+
+
+@dataclass(frozen=True)
+class DominoConfig:
+    """The Domino head (arXiv 2605.29707), shifted labels: row j predicts anchor + 1 + j; the last row is trained, never drafted."""
+
+    kind: ClassVar[str] = "domino"
+    first_row: ClassVar[int] = 0
+    drafts_from_last_row: ClassVar[bool] = False
+    candidate_topk: ClassVar[int] = 1
+
+    gru_hidden_dim: int
+    emb_dim: int
+    pure_draft_prefix_len: int
+
+
+@dataclass(frozen=True)
+class DSparkConfig:
+    """The DSpark head (arXiv 2607.05147): the anchor's row is a slot too, B rows make B drafts."""
+
+    kind: ClassVar[str] = "dspark"
+    first_row: ClassVar[int] = 0
+    drafts_from_last_row: ClassVar[bool] = True
+    candidate_topk: ClassVar[int] = 1
+
+    markov_rank: int
+    markov_head_type: str  # one of MARKOV_TYPES
+    confidence: bool
+    confidence_with_markov: bool  # the confidence reads the previous token's embedding too
+
+
+AnyHeadConfig = HeadConfig | DominoConfig | DSparkConfig
 
 
 @dataclass(frozen=True)
@@ -56,7 +94,7 @@ class DrafterConfig:
     draft_vocab_size: int | None = None
     has_own_lm_head: bool = False
     initializer_range: float = 0.02
-    head: HeadConfig | None = None
+    head: AnyHeadConfig | None = None
     extra: dict[str, Any] = field(default_factory=dict)  # top-level keys we carry through unread
 
     @property
@@ -65,8 +103,29 @@ class DrafterConfig:
         return self.head.candidate_topk if self.head else 1
 
     @property
+    def lilicorr(self) -> HeadConfig | None:
+        """The head, when it is LiLiCorr's: the only one that is exported."""
+        return self.head if isinstance(self.head, HeadConfig) else None
+
+    @property
+    def first_row(self) -> int:
+        """Block row that slot 0 is read from: 1 (the first mask) or, with heads that draft from the anchor's row, 0."""
+        return self.head.first_row if self.head else 1
+
+    @property
+    def trained_slots(self) -> int:
+        """Rows of a block that predict a token in training."""
+        return self.block_size - self.first_row
+
+    @property
     def slots(self) -> int:
-        return self.block_size - 1
+        """Most drafts of one round: B-1, or B where the anchor's row drafts and so does the last."""
+        last_row = self.head.drafts_from_last_row if self.head else True
+        return self.trained_slots if last_row else self.trained_slots - 1
+
+    def rows(self, slots: int) -> int:
+        """Block rows (anchor included) that make `slots` drafts."""
+        return slots + self.block_size - self.slots
 
     @property
     def output_size(self) -> int:

@@ -1,4 +1,4 @@
-"""config.json of a DFlash or LiLiCorr checkpoint ↔ `DrafterConfig`, in the published layout.
+"""config.json of a drafter checkpoint ↔ `DrafterConfig`, in the published layout.
 
 Nothing that changes the function without changing a shape has a default: a missing one is an error naming its full key.
 Every problem of a file is reported at once.
@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from lilicorr.runtime.errors import UserError
-from lilicorr.train.config import DFLASH, LILICORR, ROPE_TYPES, DrafterConfig, HeadConfig, default_target_layer_ids
+from lilicorr.train.config import ROPE_TYPES, DrafterConfig, default_target_layer_ids
+from lilicorr.train.head_json import ARCHITECTURES, head_to_dict, read_head
 
 
 class _Reader:
@@ -48,9 +49,9 @@ def config_from_dict(data: dict[str, Any], source: str = "config.json") -> Draft
     """
     r = _Reader(data)
     architectures = r.get("architectures", list, [])
-    if architectures[:1] not in ([DFLASH], [LILICORR]):
+    if not (isinstance(architectures, list) and architectures and architectures[0] in ARCHITECTURES):
         raise UserError(
-            f"`{source}`: architecture {architectures} is not a drafter we know, expected {DFLASH} or {LILICORR}"
+            f"`{source}`: architecture {architectures} is not a drafter we know, expected one of {[*ARCHITECTURES]}"
         )
     layers = r.get("num_hidden_layers", int)
     targets = r.get("num_target_layers", int)
@@ -71,7 +72,6 @@ def config_from_dict(data: dict[str, Any], source: str = "config.json") -> Draft
         if r.get(key, bool, False):
             r.problems.append(f"`{key}` is not supported")
     _expect(r, "hidden_act", "silu")
-    _expect(r, "dflash_config.projector_type", "lilicorr" if architectures[0] == LILICORR else "dflash")
     layer_types = tuple(r.get("layer_types", list, []))
     if layer_types and isinstance(layers, int) and len(layer_types) != layers:
         r.problems.append(f"`layer_types` has {len(layer_types)} entries, expected num_hidden_layers = {layers}")
@@ -109,7 +109,7 @@ def config_from_dict(data: dict[str, Any], source: str = "config.json") -> Draft
         "draft_vocab_size": r.get("draft_vocab_size", int, None),
         "has_own_lm_head": r.get("has_own_lm_head", bool, False),
         "initializer_range": r.get("initializer_range", float, 0.02),
-        "head": _head(r) if architectures[0] == LILICORR else None,
+        "head": read_head(r, architectures[0]),
     }
     if (fields["conv_kernel_size"] is None) != (fields["conv_group_size"] is None):
         r.problems.append("`dflash_config.conv_kernel_size` and `dflash_config.conv_group_size` come both or neither")
@@ -151,21 +151,6 @@ def _rope(r: _Reader) -> dict[str, Any]:
     return parameters
 
 
-def _head(r: _Reader) -> HeadConfig | None:
-    prefix = "dflash_config.lilicorr_"
-    width = r.get(prefix + "hidden_size", int)
-    return HeadConfig(
-        candidate_topk=r.get(prefix + "candidate_topk", int),
-        hidden_size=r.get("hidden_size", int) if width == 0 else width,  # 0 means the model's own width
-        num_layers=r.get(prefix + "num_layers", int),
-        num_heads=r.get(prefix + "num_heads", int),
-        mlp_ratio=r.get(prefix + "mlp_ratio", float),
-        factor_dim=r.get(prefix + "factor_dim", int),
-        vector_eps=r.get(prefix + "vector_eps", float),
-        logit_scale=r.get(prefix + "logit_scale", float),
-    )
-
-
 def config_to_dict(config: DrafterConfig) -> dict[str, Any]:
     """The published config.json content of `config`."""
     dflash: dict[str, Any] = {
@@ -175,13 +160,13 @@ def config_to_dict(config: DrafterConfig) -> dict[str, Any]:
     }
     if config.conv_kernel_size is not None:
         dflash |= {"conv_kernel_size": config.conv_kernel_size, "conv_group_size": config.conv_group_size}
-    if config.head is not None:
-        dflash |= {"projector_type": "lilicorr", "lilicorr_enabled": True}
-        dflash |= {f"lilicorr_{name}": value for name, value in vars(config.head).items()}
+    architecture, head_fields, head_top = head_to_dict(config.head)
+    dflash |= head_fields
     scaling = {key: value for key, value in config.rope.items() if key != "rope_theta"}
     data: dict[str, Any] = {
         **config.extra,
-        "architectures": [LILICORR if config.head else DFLASH],
+        **head_top,
+        "architectures": [architecture],
         "model_type": "qwen3",
         "block_size": config.block_size,
         "dflash_config": dflash,

@@ -15,8 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lilicorr.train.config import DrafterConfig
+from lilicorr.train.config import DominoConfig, DrafterConfig, DSparkConfig, HeadConfig
 from lilicorr.train.conv import BlockConv
+from lilicorr.train.domino import DominoHead
+from lilicorr.train.dspark import DSparkHead
+from lilicorr.train.heads import DraftHead, NoHead, Tables
 from lilicorr.train.lilicorr import LiLiCorrHead
 from lilicorr.train.norm import RMSNorm, at_least_fp32
 from lilicorr.train.rope import Rotary, rotate
@@ -24,6 +27,12 @@ from lilicorr.train.rope import Rotary, rotate
 Rope = tuple[Tensor, Tensor]
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(q (..., g*r, T, D), k (..., g, T, D), v) of the block rows → attention output (..., g*r, T, D)."""
+
+HEADS: dict[type, Callable[[DrafterConfig], DraftHead]] = {
+    HeadConfig: LiLiCorrHead.from_config,
+    DominoConfig: DominoHead,
+    DSparkConfig: DSparkHead,
+}
 
 
 class Attention(nn.Module):
@@ -93,8 +102,8 @@ def _wrapped(conv: BlockConv | None, x: Tensor, sublayer: Callable[[Tensor], Ten
 
 
 class Drafter(nn.Module):
-    """Block drafter and, in `head`, its LiLiCorr head (None for plain DFlash). Owns no embedding; owns an output head only when the
-    configuration says so (`has_own_lm_head`), otherwise the target's lm_head rows are passed in."""
+    """Block drafter and, in `head`, what turns its rows into drafts (None for plain DFlash). Owns no embedding; owns an output head
+    only when the configuration says so (`has_own_lm_head`), otherwise the target's lm_head rows are passed in."""
 
     d2t: Tensor | None
 
@@ -117,15 +126,22 @@ class Drafter(nn.Module):
                     nn.init.zeros_(module.bias)
             elif isinstance(module, BlockConv):
                 module.reset_parameters()
-        self.lilicorr: LiLiCorrHead | None = None
         if config.head is not None:
-            self.lilicorr = LiLiCorrHead.from_config(
-                config.head, model_hidden_size=H, block_size=config.block_size, rms_norm_eps=config.rms_norm_eps
-            )
+            self.add_module(config.head.kind, HEADS[type(config.head)](config))
 
     @property
-    def head(self) -> LiLiCorrHead | None:
-        return self.lilicorr
+    def head(self) -> DraftHead | None:
+        return getattr(self, self.config.head.kind) if self.config.head else None
+
+    @property
+    def drafting(self) -> DraftHead:
+        """The head, or the one without parameters that drafts each slot's most probable token."""
+        return self.head or NoHead()
+
+    def tables(self, embeddings: Tensor, lm_head_weight: Tensor) -> Tables:
+        """What a head reads of the target: its input embedding (V, H) and its lm_head (V, H), reduced to the draft vocabulary."""
+        ids = None if self.d2t is None else self.target_ids(torch.arange(len(self.d2t), device=self.d2t.device))
+        return Tables(embeddings, self.output_rows(lm_head_weight), ids)
 
     def context(self, features: Tensor) -> Tensor:
         """Fused context rows hidden_norm(fc(features)): (..., C, F*H) → (..., C, H)."""

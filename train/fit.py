@@ -1,7 +1,10 @@
-"""Co-training of drafter and head on the target's own responses, one process on CPU or one GPU.
+"""Co-training of drafter and head on the target's own responses: one process on CPU or GPU, or several (`accelerate launch`).
+
+    lilicorr-train fit recipes/smollm2-135m.yaml
+    accelerate launch --num_processes 2 --cpu -m lilicorr.train.cli fit recipes/smollm2-135m.yaml
 
 Every step is a function of (recipe, step number): the order of sequences and the anchors are drawn from seeds, so a resumed run
-does exactly what an uninterrupted one does. Not here: several processes, other heads, left-to-right objectives.
+does exactly what an uninterrupted one does, and several processes do what one does, up to rounding.
 """
 
 from __future__ import annotations
@@ -13,7 +16,6 @@ import math
 import shutil
 import signal
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -21,18 +23,23 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from lilicorr.runtime.errors import UserError
 from lilicorr.train import state
-from lilicorr.train.checkpoint import write_drafter
+from lilicorr.train.checkpoint import read_drafter, write_drafter
 from lilicorr.train.data import Conversation, frequent_tokens, read_sequences, split
 from lilicorr.train.drafter import Drafter
 from lilicorr.train.features import FeatureCache
-from lilicorr.train.objective import Blocks, drafter_loss, head_terms
+from lilicorr.train.heads import Stage
+from lilicorr.train.objective import Blocks
+from lilicorr.train.processes import Processes
 from lilicorr.train.recipe import Recipe, read_recipe
+from lilicorr.train.run_log import RunLog
 from lilicorr.train.target import embedding_table, lm_head_table, load_target
 from lilicorr.train.tokenizer_map import map_sha256, read_map
+from lilicorr.train.warm_start import freeze_all_but_head, warm_start
+
+LOG_EVERY, DEVELOPMENT_EVERY = 20, 200  # steps
 
 
 def fit(recipe_path: Path | str, overrides: Sequence[str] = ()) -> Path:
@@ -49,12 +56,14 @@ def fit(recipe_path: Path | str, overrides: Sequence[str] = ()) -> Path:
         torch.set_num_threads(recipe.threads)
     trainer = Trainer(recipe)
     stop = _StopSignal()
-    while trainer.step < recipe.steps and not stop.asked:
+    stopped = False
+    while trainer.step < recipe.steps and not stopped:
         trainer.train_step()
         if trainer.step % recipe.save_every == 0:
             trainer.save()
+        stopped = trainer.processes.any(stop.asked)
     trainer.save()
-    if stop.asked:
+    if stopped:
         print(f"stopped at step {trainer.step}; the same command resumes", file=sys.stderr)
         raise SystemExit(130)
     return trainer.finish()
@@ -79,7 +88,13 @@ class Trainer:
         from transformers import AutoTokenizer
 
         self.recipe, self.out = recipe, Path(recipe.out)
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.processes = Processes()
+        self.device = self.processes.device
+        if recipe.sequences_per_step < self.processes.count:
+            raise UserError(
+                f"sequences_per_step is {recipe.sequences_per_step}, fewer than the {self.processes.count} processes",
+                hint=f"lilicorr-train fit … --set sequences_per_step={self.processes.count}",
+            )
         half = self.device.type == "cuda" and recipe.bf16
         target = load_target(recipe.target, torch.bfloat16 if half else torch.float32)
         target.to(self.device)
@@ -93,51 +108,68 @@ class Trainer:
                 f"all {len(self.dev_set)} sequences are held out, none is left to train on",
                 hint="lower held_out or regenerate more responses",
             )
-        kept = None
-        if recipe.drafter.draft_vocab_size is not None:
-            kept = frequent_tokens(self.train_set, recipe.drafter.draft_vocab_size, always=[tokenizer.eos_token_id])
-        torch.manual_seed(recipe.seed)
-        self.drafter = Drafter(recipe.drafter_config(target.config, kept))
-        if kept is not None:
-            self.drafter.d2t = torch.tensor(kept) - torch.arange(len(kept))
-        self.drafter.to(self.device)
+        self.drafter = self._new_drafter(target, tokenizer).to(self.device)
         config = self.drafter.config
-        rows = torch.arange(config.output_size) if kept is None else torch.tensor(kept)
-        self.to_draft = torch.full((config.vocab_size,), -1, device=self.device)
-        self.to_draft[rows] = torch.arange(len(rows), device=self.device)
         self.embeddings = embedding_table(target)
-        self.draft_embeddings = self.embeddings[rows].clone()
         # The frozen vocabulary product reads bf16 rows under bf16 compute: half the memory traffic of the largest matmul.
-        self.output_rows = lm_head_table(target)[rows].to(torch.bfloat16 if recipe.bf16 else torch.float32)
+        tables = self.drafter.tables(self.embeddings, lm_head_table(target))
+        precision = torch.bfloat16 if recipe.bf16 else torch.float32
+        self.tables = dataclasses.replace(tables, rows=tables.rows.detach().to(precision))
+        kept = torch.arange(config.output_size) if tables.target_ids is None else tables.target_ids
+        self.to_draft = torch.full((config.vocab_size,), -1, device=self.device)
+        self.to_draft[kept] = torch.arange(len(kept), device=self.device)
         self.cache = FeatureCache(
             target, str(recipe.target), config.target_layer_ids, self.out / "features", bf16=recipe.bf16
         )
+        if recipe.head_only:
+            freeze_all_but_head(self.drafter)
+        self.trained = [p for p in self.drafter.parameters() if p.requires_grad]
         self.optimiser = torch.optim.AdamW(
-            self.drafter.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay, betas=(0.9, 0.95)
+            self.trained, lr=recipe.learning_rate, weight_decay=recipe.weight_decay, betas=(0.9, 0.95)
         )
         self.step = state.load(self.out, recipe, self.drafter, self.optimiser)
-        self.started, self.first = time.monotonic(), self.step
-        blocks = sum(len(s.ids) - s.answer for s in self.train_set)
+        self.log = RunLog(self.out, recipe.steps, self.step, tensorboard=recipe.tensorboard and self.processes.is_main)
+        answers = sum(len(s.ids) - s.answer for s in self.train_set)
         print(
-            f"{len(self.train_set)} sequences, {blocks} answer tokens, {len(self.dev_set)} held out; "
-            f"{sum(p.numel() for p in self.drafter.parameters()) / 1e6:.1f} M parameters; step {self.step} of {recipe.steps}",
+            f"{len(self.train_set)} sequences, {answers} answer tokens, {len(self.dev_set)} held out; "
+            f"{sum(p.numel() for p in self.trained) / 1e6:.1f} M parameters; step {self.step} of {recipe.steps}",
             file=sys.stderr,
         )
 
+    def _new_drafter(self, target: Any, tokenizer: Any) -> Drafter:
+        """With fresh weights, or those of `warm_start`, whose reduced vocabulary is kept."""
+        recipe = self.recipe
+        source = None if recipe.warm_start is None else read_drafter(recipe.warm_start).float()
+        kept = None
+        if source is not None and source.d2t is not None:
+            kept = source.target_ids(torch.arange(len(source.d2t))).tolist()
+        elif recipe.drafter.draft_vocab_size is not None:
+            kept = frequent_tokens(self.train_set, recipe.drafter.draft_vocab_size, always=[tokenizer.eos_token_id])
+        torch.manual_seed(recipe.seed)
+        drafter = Drafter(recipe.drafter_config(target.config, kept))
+        if kept is not None:
+            drafter.d2t = torch.tensor(kept) - torch.arange(len(kept))
+        if source is not None:
+            warm_start(drafter, source)
+        return drafter
+
     def train_step(self) -> None:
-        """One optimiser step over `sequences_per_step` sequences."""
+        """One optimiser step; the gradients of its `sequences_per_step` sequences are accumulated one after the other."""
         recipe = self.recipe
         for group in self.optimiser.param_groups:
             group["lr"] = recipe.learning_rate * schedule(self.step, recipe.steps, recipe.warmup)
         sums: dict[str, float] = {}
         for index, item in enumerate(self._sequences(self.step)):
+            if index % self.processes.count != self.processes.rank:
+                continue
             generator = torch.Generator().manual_seed((recipe.seed * 1_000_003 + self.step) * 1009 + index)
             loss, values = self.losses(item, generator)
             (loss / recipe.sequences_per_step).backward()
             for name, value in values.items():
                 sums[name] = sums.get(name, 0.0) + value / recipe.sequences_per_step
-        norm = torch.nn.utils.clip_grad_norm_(self.drafter.parameters(), recipe.max_grad_norm)
-        sums["grad_norm"] = float(norm)
+        self.processes.sum_gradients(self.trained)
+        sums = self.processes.sum_values(sums)
+        sums["grad_norm"] = float(torch.nn.utils.clip_grad_norm_(self.trained, recipe.max_grad_norm))
         bad = [name for name, value in sums.items() if not math.isfinite(value)]
         if bad:
             raise UserError(
@@ -147,7 +179,7 @@ class Trainer:
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
         self.step += 1
-        if self.step % 20 == 0 or self.step == recipe.steps:
+        if self.processes.is_main and (self.step % LOG_EVERY == 0 or self.step == recipe.steps):
             self._log(sums | {"lr": self.optimiser.param_groups[0]["lr"]})
 
     def _sequences(self, step: int) -> Iterator[Conversation]:
@@ -164,10 +196,10 @@ class Trainer:
         features, target_hidden = (t.to(self.device) for t in self.cache.get(item))
         ids = torch.tensor(item.ids, device=self.device)
         context = self.drafter.context(features.float()[None])
-        masks = self.embeddings[config.mask_token_id].expand(len(anchors), config.slots, -1)
+        masks = self.embeddings[config.mask_token_id].expand(len(anchors), config.block_size - 1, -1)
         inputs = torch.cat([self.embeddings[ids[anchors]][:, None], masks], dim=1)
-        hidden = self.drafter(inputs[None].float(), context, anchors[None])[0, :, 1:]
-        positions = anchors[:, None] + 1 + torch.arange(config.slots, device=self.device)
+        hidden = self.drafter(inputs[None].float(), context, anchors[None])[0, :, config.first_row :]
+        positions = anchors[:, None] + 1 + torch.arange(config.trained_slots, device=self.device)
         inside = positions.clamp_max(length - 1)
         return Blocks(
             hidden=hidden,
@@ -175,29 +207,23 @@ class Trainer:
             supervised=(positions < length) & (positions >= item.answer),
             target_hidden=target_hidden[inside - 1].float(),
             anchor_row=context[0, anchors - 1],
+            previous=ids[inside - 1],
         )
 
     def losses(self, item: Conversation, generator: torch.Generator) -> tuple[Tensor, dict[str, float]]:
         """Total loss of one sequence's sampled blocks, and every term and metric as a number."""
-        recipe, weights = self.recipe, self.recipe.objective
+        recipe = self.recipe
         # Anchors with a supervised anchor and next token (the first anchor is the answer's first token); the tail is masked.
         choices = torch.arange(item.answer, len(item.ids) - 1)
         picked = torch.randperm(len(choices), generator=generator)[: recipe.anchors_per_sequence]
         anchors = choices[picked.sort().values].to(self.device)
+        stage = Stage(self.step / recipe.steps, recipe.logit_rows)
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=recipe.bf16):
             blocks = self.blocks(item, anchors)
-            logits = F.linear(blocks.hidden, self.output_rows)
-            target_logits = F.linear(blocks.target_hidden, self.output_rows) if weights.soft else None
-            loss = drafter_loss(logits, target_logits, blocks, weights)
-            values = {"drafter": loss.item()}
-            if self.drafter.head is not None:
-                terms, metrics = head_terms(
-                    self.drafter.head, logits, self.draft_embeddings, self.output_rows, blocks, weights
-                )
-                scale = {"ce": weights.head_ce, "margin": weights.head_margin, "penalty": weights.head_penalty}
-                loss = loss + sum(scale[name] * term for name, term in terms.items())
-                values |= {name: value.item() for name, value in (terms | metrics).items()}
-        return loss, values | {"loss": loss.item()}
+            terms, metrics = self.drafter.drafting.terms(blocks, self.tables, recipe.objective, stage)
+            loss = torch.stack([weight * value for weight, value in terms.values()]).sum()
+        values = {name: value.item() for name, (_, value) in terms.items()}
+        return loss, values | {name: value.item() for name, value in metrics.items()} | {"loss": loss.item()}
 
     @torch.no_grad()
     def development(self, limit: int = 32) -> dict[str, float]:
@@ -212,31 +238,29 @@ class Trainer:
 
     def _log(self, values: dict[str, float]) -> None:
         recipe = self.recipe
-        seconds = time.monotonic() - self.started
-        rate = (self.step - self.first) / seconds
-        if self.step % 200 == 0 or self.step == recipe.steps:
-            values = values | self.development()
         tokens = recipe.sequences_per_step * recipe.anchors_per_sequence * recipe.drafter.block_size
-        values |= {"step": self.step, "block_tokens_per_second": rate * tokens}
-        with (self.out / "log.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps({name: round(value, 5) for name, value in values.items()}) + "\n")
-        shown = " ".join(f"{name} {value:.3f}" for name, value in values.items() if name not in ("step", "lr"))
-        left = (recipe.steps - self.step) / rate
-        print(f"step {self.step}/{recipe.steps} {shown} | {left / 60:.0f} min left", file=sys.stderr, flush=True)
+        rate = self.log.steps_per_second(self.step) * tokens
+        if self.step % DEVELOPMENT_EVERY == 0 or self.step == recipe.steps:
+            values = values | self.development()
+        self.log.write(self.step, values | {"block_tokens_per_second": rate})
 
     def save(self) -> None:
-        state.save(self.out, self.recipe, self.drafter, self.optimiser, self.step)
+        if self.processes.is_main:
+            state.save(self.out, self.recipe, self.drafter, self.optimiser, self.step)
+        self.processes.wait()
 
     def finish(self) -> Path:
         """Write the drafter in bf16, its recipe and log beside it, and in its config.json what it was made with."""
         folder = self.out / "drafter"
-        extra = self.drafter.config.extra | {"lilicorr_provenance": self._provenance()}
-        self.drafter.config = dataclasses.replace(self.drafter.config, extra=extra)
-        write_drafter(self.drafter.to(torch.bfloat16), folder)
-        (folder / "recipe.json").write_text(
-            json.dumps(dataclasses.asdict(self.recipe), indent=1) + "\n", encoding="utf-8"
-        )
-        shutil.copyfile(self.out / "log.jsonl", folder / "log.jsonl")
+        if self.processes.is_main:
+            extra = self.drafter.config.extra | {"lilicorr_provenance": self._provenance()}
+            self.drafter.config = dataclasses.replace(self.drafter.config, extra=extra)
+            write_drafter(self.drafter.to(torch.bfloat16), folder)
+            (folder / "recipe.json").write_text(
+                json.dumps(dataclasses.asdict(self.recipe), indent=1) + "\n", encoding="utf-8"
+            )
+            shutil.copyfile(self.out / "log.jsonl", folder / "log.jsonl")
+        self.processes.wait()
         return folder
 
     def _provenance(self) -> dict[str, Any]:

@@ -10,46 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lilicorr.train.config import HeadConfig
+from lilicorr.train.config import DrafterConfig, HeadConfig
+from lilicorr.train.heads import DraftHead, Stage, Tables, base_terms, embed, pick_blocks
+from lilicorr.train.lattice import LatticeAttention, LatticeLayer
 from lilicorr.train.norm import RMSNorm, at_least_fp32
+from lilicorr.train.objective import Blocks, Terms, Weights, lattice_terms
+from lilicorr.train.walk import greedy_walk
 
 
-class LatticeAttention(nn.Module):
-    """Bidirectional attention over the lattice with an additive bias; parameter names of torch's MultiheadAttention."""
-
-    def __init__(self, width: int, heads: int):
-        super().__init__()
-        self.heads = heads
-        self.in_proj_weight = nn.Parameter(torch.empty(3 * width, width))
-        self.in_proj_bias = nn.Parameter(torch.zeros(3 * width))
-        self.out_proj = nn.Linear(width, width)
-
-    def forward(self, x_NLh: Tensor, bias_gLL: Tensor) -> Tensor:
-        n, length, width = x_NLh.shape
-        packed = F.linear(x_NLh, self.in_proj_weight, self.in_proj_bias)
-        q, k, v = packed.view(n, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
-        scores = (q * (width // self.heads) ** -0.5) @ k.transpose(-1, -2)
-        weights = torch.softmax(at_least_fp32(scores) + at_least_fp32(bias_gLL), dim=-1).to(v.dtype)
-        return self.out_proj((weights @ v).transpose(1, 2).reshape(n, length, width))
-
-
-class LatticeLayer(nn.Module):
-    """x += attention(norm(x)); x += mlp(norm(x))."""
-
-    def __init__(self, width: int, heads: int, mlp_ratio: float, eps: float):
-        super().__init__()
-        inner = int(width * mlp_ratio)
-        self.attn_norm = RMSNorm(width, eps)
-        self.attn = LatticeAttention(width, heads)
-        self.mlp_norm = RMSNorm(width, eps)
-        self.mlp = nn.Sequential(nn.Linear(width, inner), nn.SiLU(), nn.Linear(inner, width))
-
-    def forward(self, x_NLh: Tensor, bias_gLL: Tensor) -> Tensor:
-        x_NLh = x_NLh + self.attn(self.attn_norm(x_NLh), bias_gLL)
-        return x_NLh + self.mlp(self.mlp_norm(x_NLh))
-
-
-class LiLiCorrHead(nn.Module):
+class LiLiCorrHead(DraftHead):
     """Start and pair scores of the candidates of one block (paper §3; published recipe's forward).
 
     Args:
@@ -103,10 +72,14 @@ class LiLiCorrHead(nn.Module):
         self.reset_parameters()
 
     @classmethod
-    def from_config(
-        cls, head: HeadConfig, *, model_hidden_size: int, block_size: int, rms_norm_eps: float
-    ) -> LiLiCorrHead:
-        return cls(**vars(head), model_hidden_size=model_hidden_size, block_size=block_size, rms_norm_eps=rms_norm_eps)
+    def from_config(cls, config: DrafterConfig) -> LiLiCorrHead:
+        assert isinstance(config.head, HeadConfig)
+        return cls(
+            **vars(config.head),
+            model_hidden_size=config.hidden_size,
+            block_size=config.block_size,
+            rms_norm_eps=config.rms_norm_eps,
+        )
 
     def reset_parameters(self) -> None:
         """Linear N(0, 0.02), biases and embeddings 0. The factor heads must not be zero: the score is bilinear, 0 is a saddle."""
@@ -175,6 +148,21 @@ class LiLiCorrHead(nn.Module):
             start = (in_vec[:, 0] @ anchor_vec[:, :, None]).squeeze(-1)
             pair = out_vec[:, :-1] @ in_vec[:, 1:].transpose(-1, -2)
         return self.logit_scale * start, self.logit_scale * pair
+
+    def terms(self, blocks: Blocks, tables: Tables, weights: Weights, stage: Stage) -> tuple[Terms, dict[str, Tensor]]:
+        """Drafter terms and lattice terms, on the same logits."""
+        picked = pick_blocks(blocks, tables, self.candidate_topk, weights, stage)
+        embeddings = embed(tables, tables.to_target(picked.ids)).view(*blocks.gold.shape, self.candidate_topk, -1)
+        terms, metrics = lattice_terms(self, picked, embeddings, tables.rows, blocks, weights)
+        return base_terms(picked, blocks, weights) | terms, metrics
+
+    def draft(self, hidden: Tensor, anchor_ids: Tensor, anchor_row: Tensor, tables: Tables) -> Tensor:
+        logits = at_least_fp32(tables.logits(hidden))
+        top = logits.topk(self.candidate_topk, dim=-1)
+        ids = tables.to_target(top.indices)
+        log_probs = top.values - logits.logsumexp(dim=-1, keepdim=True)
+        path = greedy_walk(*self(embed(tables, ids), log_probs, hidden, anchor_row)).long()
+        return ids.gather(-1, path[..., None]).squeeze(-1)
 
     def _factor_input(self, x_NLh: Tensor, context_Nh: Tensor) -> Tensor:
         """factor_input_proj([x ; c ; x*c]) with the weight split in three, so the context part is computed once per block."""

@@ -1,7 +1,11 @@
-"""The published co-training objective (arXiv 2608.20530; drafter terms of DFlash) on the blocks of one step.
+"""Training objectives as small terms over the blocks of one step, each with its own weight and its own logged value.
+
+Drafter terms: cross-entropy with position decay (DFlash) or D-PACE weights (arXiv 2605.18810), first-error focal and chain (arXiv
+2606.11552). Lattice terms of LiLiCorr (arXiv 2608.20530): cross-entropy, margin, distractor penalty. The terms of the other heads
+are beside the heads.
 
 Legend: N blocks, S slots, K candidates, H width, Vd draft vocabulary. Slot s (0-based) predicts the token at anchor + 1 + s.
-Ids are draft ids here; a gold token outside the draft vocabulary is -1 and never supervised.
+Ids are draft ids here; a gold token outside the draft vocabulary is -1 and never a label.
 """
 
 from __future__ import annotations
@@ -9,33 +13,46 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lilicorr.runtime.errors import UserError
-from lilicorr.train.lilicorr import LiLiCorrHead
 from lilicorr.train.norm import at_least_fp32
+from lilicorr.train.vocabulary import Picked
 from lilicorr.train.walk import greedy_walk
+
+Terms = dict[str, tuple[float, Tensor]]
+"""name → (weight, value); the loss is the sum of weight · value."""
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Weights of the terms; the published base variant is (0.25, 0, 0.25), the margin one (0.125, 0.125, 0.25)."""
+    """Weights of the terms; LiLiCorr's published base variant is (0.25, 0, 0.25), the margin one (0.125, 0.125, 0.25)."""
 
     decay: float = 4.0  # gamma of exp(-s/gamma); published: 4 for B=8, 7 for B=16; 0: all slots weigh the same
+    dpace: float = 0.0  # alpha of D-PACE's weights, which then replace the decay; published 0.5, 0: off
     soft: float = 0.0  # share of the target's own distribution in the drafter's labels (0: gold token, 1: distillation)
+    first_error: float = 0.0  # published 0.3
+    chain: float = 0.0  # on our scale, which does not grow with the block size
     head_ce: float = 0.25
     head_margin: float = 0.0
     head_penalty: float = 0.25
     margin: float = 2.0
+    base_start: float = 1.0  # Domino: share of the loss of the base logits at the first step, falling linearly to 0
+    base_until: float = 1.0  # Domino: share of the steps after which it is 0
+    token_ce: float = 0.1  # DSpark: cross-entropy with the gold token
+    token_l1: float = 0.9  # DSpark: L1 distance to the target's distribution
+    confidence: float = 1.0  # DSpark: cross-entropy of the confidence
 
     @property
     def head_weights(self) -> tuple[float, float, float]:
         return self.head_ce, self.head_margin, self.head_penalty
 
     def __post_init__(self) -> None:
-        if min(vars(self).values()) < 0 or self.soft > 1:
-            raise UserError(f"objective: expected values ≥ 0 and `soft` ≤ 1, found {vars(self)}")
+        if min(vars(self).values()) < 0 or max(self.soft, self.dpace) > 1 or self.base_until == 0:
+            raise UserError(
+                f"objective: expected values ≥ 0, `soft` and `dpace` ≤ 1 and `base_until` > 0, found {vars(self)}"
+            )
 
 
 @dataclass(frozen=True)
@@ -43,11 +60,12 @@ class Blocks:
     """What the objective needs of N blocks.
 
     Attributes:
-        hidden: (N, S, H) the drafter's final normed rows of the slots.
+        hidden: (N, S, H) the drafter's final normed rows, one per slot.
         gold: (N, S) int64 draft id of the gold token, -1 outside the draft vocabulary.
         supervised: (N, S) bool, inside the text and inside the answer.
         target_hidden: (N, S, H) the target's final normed row that predicts this slot's token, without gradient.
         anchor_row: (N, H) fused context row of the position before the anchor.
+        previous: (N, S) int64 target id of the token before the slot's; that of slot 0 is the anchor.
     """
 
     hidden: Tensor
@@ -55,44 +73,87 @@ class Blocks:
     supervised: Tensor
     target_hidden: Tensor
     anchor_row: Tensor
+    previous: Tensor
+
+    @property
+    def labelled(self) -> Tensor:
+        """(N, S) bool: supervised and with a gold token that can be drafted."""
+        return self.supervised & (self.gold >= 0)
 
 
-def drafter_loss(logits: Tensor, target_logits: Tensor | None, blocks: Blocks, weights: Weights) -> Tensor:
-    """Position-decayed cross-entropy: Σ w·CE / (Σ w + 1e-6), w_s = exp(-s/decay) where supervised.
-
-    Args:
-        logits, target_logits: (N, S, Vd); the target's are needed when `weights.soft` > 0.
-    """
-    mask = blocks.supervised & (blocks.gold >= 0)
-    slot = torch.arange(mask.shape[1], device=mask.device)
-    w = (torch.exp(-slot / weights.decay) if weights.decay else torch.ones_like(slot)) * mask
-    log_q = torch.log_softmax(at_least_fp32(logits), dim=-1)
-    loss = -(1 - weights.soft) * log_q.gather(-1, blocks.gold.clamp_min(0)[..., None]).squeeze(-1)
-    if weights.soft and target_logits is not None:
-        loss = loss - weights.soft * (torch.softmax(at_least_fp32(target_logits), dim=-1) * log_q).sum(-1)
+def weighted_mean(loss: Tensor, w: Tensor) -> Tensor:
+    """Σ w·loss / (Σ w + 1e-6), the published normalisation."""
     return (w * loss).sum() / (w.sum() + 1e-6)
 
 
-def head_terms(
-    head: LiLiCorrHead, logits: Tensor, embeddings: Tensor, target_rows: Tensor, blocks: Blocks, weights: Weights
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def slot_weights(log_q: Tensor, mask: Tensor, weights: Weights) -> Tensor:
+    """(N, S) without gradient, 0 outside `mask`: exp(-s/decay), or D-PACE's from the log-probs of the gold tokens.
+
+    D-PACE: q̃ = (1-α) q + α, C_j = Π_{i≤j} q̃_i, w_j = Σ_{m≥j} C_m over the slots of `mask`; the others are 1 in the product.
+    """
+    if not weights.dpace:
+        slot = torch.arange(mask.shape[1], device=mask.device)
+        return (torch.exp(-slot / weights.decay) if weights.decay else torch.ones_like(slot)) * mask
+    smooth = (1 - weights.dpace) * log_q.detach().exp() + weights.dpace
+    reach = torch.where(mask, smooth, 1.0).cumprod(-1) * mask
+    return reach.flip(-1).cumsum(-1).flip(-1) * mask
+
+
+def drafter_terms(log_q: Tensor, hit: Tensor, soft: Tensor, blocks: Blocks, weights: Weights) -> Terms:
+    """The terms on a drafter's own distribution.
+
+    Args:
+        log_q: (N, S) log-prob of the gold token, any number where there is none.
+        hit: (N, S) bool, the gold token is the most probable one.
+        soft: (N, S) Σ_v p_target(v) · log q(v); read when `weights.soft` > 0.
+    """
+    loss = -(1 - weights.soft) * log_q
+    if weights.soft:
+        loss = loss - weights.soft * soft
+    mask = blocks.labelled
+    terms = {"drafter": (1.0, weighted_mean(loss, slot_weights(log_q, mask, weights)))}
+    return terms | left_to_right_terms(log_q, hit, blocks, weights)
+
+
+def left_to_right_terms(log_q: Tensor, hit: Tensor, blocks: Blocks, weights: Weights) -> Terms:
+    """What position weights leave out: that a draft counts only when all before it are right. Terms of weight 0 are not made.
+
+    - first_error: the cross-entropy at the first supervised slot whose most probable token is not gold, averaged over the blocks
+      that have one (and whose gold token there is in the draft vocabulary);
+    - chain: -Σ_k Π_{j≤k} q_j / S, averaged over the blocks with a supervised slot; an unlabelled slot ends the product.
+    """
+    terms: Terms = {}
+    if weights.first_error:
+        wrong = blocks.supervised & ~hit
+        first = wrong & (wrong.cumsum(-1) == 1) & blocks.labelled
+        terms["first_error"] = weights.first_error, -(log_q * first).sum() / first.sum().clamp_min(1)
+    if weights.chain:
+        alive = blocks.labelled.cumprod(-1)
+        products = torch.exp((log_q * alive).cumsum(-1)) * alive
+        count = blocks.supervised.any(-1).sum().clamp_min(1)
+        terms["chain"] = weights.chain, -products.sum() / (count * log_q.shape[1])
+    return terms
+
+
+def lattice_terms(
+    head: nn.Module, picked: Picked, embeddings: Tensor, target_rows: Tensor, blocks: Blocks, weights: Weights
+) -> tuple[Terms, dict[str, Tensor]]:
     """Lattice terms and metrics.
 
-    The candidates come from detached logits, their log-probs from live ones, so that the terms also train the backbone; the gold
+    The candidates are chosen without gradient, their log-probs have one, so that the terms also train the backbone; the gold
     token is never injected. A slot counts when the block is wholly supervised and the gold token is in the lattice up to there.
 
     Args:
-        logits: (N, S, Vd) live drafter logits.
-        embeddings: (Vd, H) target input embedding rows of the draft vocabulary.
+        head: (embeddings (N,S,K,H), log-probs, hidden, anchor row) → start (N,K), pair (N,S-1,K,K).
+        picked: of the N·S rows, with K candidates.
+        embeddings: (N, S, K, H) target input embeddings of the candidates.
         target_rows: (Vd, H) target lm_head rows of the draft vocabulary.
 
     Returns:
-        Unweighted terms `ce`, `margin`, `penalty` (means over counted slots), and metrics (see `prefix_metrics`).
+        `ce`, `margin`, `penalty` (means over counted slots), and metrics (see `prefix_metrics`).
     """
-    ids = logits.detach().topk(head.candidate_topk, dim=-1).indices
-    wide = at_least_fp32(logits)
-    log_probs = wide.gather(-1, ids) - wide.logsumexp(dim=-1, keepdim=True)
-    start, pair = head(F.embedding(ids, embeddings), log_probs, blocks.hidden, blocks.anchor_row)
+    ids, log_probs = (t.view(*blocks.gold.shape, -1) for t in (picked.ids, picked.log_probs))
+    start, pair = head(embeddings, log_probs, blocks.hidden, blocks.anchor_row)
 
     is_gold = ids == blocks.gold[..., None]  # (N,S,K)
     present = is_gold.any(-1)
@@ -111,14 +172,16 @@ def head_terms(
         return (values * counted).sum() / denominator
 
     gold = gold_index[..., None]
-    terms = {"ce": mean(-log_p.gather(-1, gold).squeeze(-1))}
+    terms: Terms = {"ce": (weights.head_ce, mean(-log_p.gather(-1, gold).squeeze(-1)))}
     if weights.head_margin and rows.shape[-1] > 1:
         rival = rows.masked_fill(is_gold, float("-inf")).amax(-1)
-        terms["margin"] = mean(F.relu(weights.margin - (rows.gather(-1, gold).squeeze(-1) - rival)))
+        margin = F.relu(weights.margin - (rows.gather(-1, gold).squeeze(-1) - rival))
+        terms["margin"] = weights.head_margin, mean(margin)
     # The target's logits at the K candidates only: a row product, never an (S, V) tensor.
     z = (F.embedding(ids, target_rows) @ blocks.target_hidden[..., None].to(target_rows.dtype)).squeeze(-1)
     z = at_least_fp32(z)
-    terms["penalty"] = mean((log_p.exp() * F.relu(z.gather(-1, gold) - z)).sum(-1))
+    penalty = mean((log_p.exp() * F.relu(z.gather(-1, gold) - z)).sum(-1))
+    terms["penalty"] = weights.head_penalty, penalty
     return terms, prefix_metrics(start, pair, is_gold, whole)
 
 
@@ -130,5 +193,9 @@ def prefix_metrics(start: Tensor, pair: Tensor, is_gold: Tensor, whole: Tensor) 
         "top1_prefix": is_gold[..., 0],
         "oracle_prefix": is_gold.any(-1),
     }
-    n = whole.sum().clamp_min(1)
-    return {name: (hit.cumprod(-1) * whole).sum() / n for name, hit in hits.items()}
+    return {name: prefix_mean(hit, whole) for name, hit in hits.items()}
+
+
+def prefix_mean(hit: Tensor, whole: Tensor) -> Tensor:
+    """Mean length of the leading run of `hit` (N, S) over the blocks of `whole` (N, 1)."""
+    return (hit.cumprod(-1) * whole).sum() / whole.sum().clamp_min(1)

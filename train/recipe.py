@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from lilicorr.runtime.errors import UserError
-from lilicorr.train.config import DrafterConfig, HeadConfig, default_target_layer_ids
+from lilicorr.train.config import DrafterConfig, default_target_layer_ids
 from lilicorr.train.objective import Weights
+from lilicorr.train.recipe_heads import KINDS, AnyHead, Head
 
 
 @dataclass(frozen=True)
@@ -30,21 +31,6 @@ class Geometry:
 
 
 @dataclass(frozen=True)
-class Head:
-    """The LiLiCorr head; `enabled: false` trains plain DFlash."""
-
-    enabled: bool
-    candidate_topk: int
-    hidden_size: int
-    num_layers: int
-    num_heads: int
-    mlp_ratio: float
-    factor_dim: int
-    vector_eps: float
-    logit_scale: float
-
-
-@dataclass(frozen=True)
 class Recipe:
     """One run. Paths are relative to the working directory."""
 
@@ -52,10 +38,10 @@ class Recipe:
     responses: list[str]
     out: str
     drafter: Geometry
-    head: Head
+    head: AnyHead
     objective: Weights = dataclasses.field(default_factory=Weights)
     steps: int = 1000
-    sequences_per_step: int = 4
+    sequences_per_step: int = 4  # of all processes together; their gradients are accumulated one after the other
     anchors_per_sequence: int = 48
     max_length: int = 512
     learning_rate: float = 1e-3
@@ -67,10 +53,15 @@ class Recipe:
     bf16: bool = True  # bf16 compute under fp32 master weights
     save_every: int = 200
     threads: int | None = None
+    logit_rows: int = 2048  # rows of vocabulary logits that exist at a time: bounds the memory of a step
+    keep_states: int = 1  # unfinished states kept in `out`, the newest included
+    tensorboard: bool = False
+    warm_start: str | None = None  # checkpoint to begin with; one without this head gives the drafter alone
+    head_only: bool = False  # train the head on the drafter as it is
 
     def _check(self, target: Any) -> None:
         """What only shows against the target. Raises UserError with every problem."""
-        d, head, layers, vocab = self.drafter, self.head, target.num_hidden_layers, target.vocab_size
+        d, layers, vocab = self.drafter, target.num_hidden_layers, target.vocab_size
         kept = vocab if d.draft_vocab_size is None else d.draft_vocab_size
         problems = {
             f"`drafter.mask_token_id` {d.mask_token_id}: the target's embedding has rows 0 to {vocab - 1}": not (
@@ -84,10 +75,7 @@ class Recipe:
             "`drafter.num_attention_heads` must be a multiple of `drafter.num_key_value_heads`": (
                 d.num_key_value_heads < 1 or d.num_attention_heads % d.num_key_value_heads > 0
             ),
-            "`head.hidden_size` must be a multiple of `head.num_heads`": head.enabled
-            and (head.num_heads < 1 or head.hidden_size % head.num_heads > 0),
-            f"`head.candidate_topk` {head.candidate_topk}: expected 1 to {kept}, the draft vocabulary": head.enabled
-            and not 1 <= head.candidate_topk <= kept,
+            **self.head.problems(kept),
         }
         wrong = [text for text, holds in problems.items() if holds]
         if wrong:
@@ -108,7 +96,6 @@ class Recipe:
             else default_target_layer_ids(self.drafter.num_hidden_layers, target.num_hidden_layers),
             "draft_vocab_size": None if sequences_vocab is None else len(sequences_vocab),
         }
-        head = {k: v for k, v in vars(self.head).items() if k != "enabled"}
         return DrafterConfig(
             **geometry,
             hidden_size=target.hidden_size,
@@ -117,7 +104,7 @@ class Recipe:
             max_position_embeddings=target.max_position_embeddings,
             rope=rope,
             num_target_layers=target.num_hidden_layers,
-            head=HeadConfig(**head) if self.head.enabled else None,
+            head=self.head.config(),
         )
 
 
@@ -140,13 +127,23 @@ def read_recipe(path: Path | str, overrides: typing.Sequence[str] = ()) -> Recip
             node[leaf] = yaml.safe_load(value)
     except (OSError, UnicodeDecodeError, yaml.YAMLError, AttributeError, TypeError) as error:
         raise UserError(f"recipe `{path}` cannot be read: {error}") from None
-    problems: list[str] = []
-    recipe = _build(Recipe, data, "", problems)
-    if recipe and recipe.head.enabled and not any(recipe.objective.head_weights):
+    recipe, problems = recipe_from_dict(data)
+    if recipe and isinstance(recipe.head, Head) and recipe.head.enabled and not any(recipe.objective.head_weights):
         problems.append("`head.enabled` is true and every `objective.head_…` weight is 0: the head would stay random")
     if problems:
         raise UserError(f"recipe `{path}` is not valid:\n  " + "\n  ".join(problems))
+    assert recipe is not None
     return recipe
+
+
+def recipe_from_dict(data: Any) -> tuple[Recipe | None, list[str]]:
+    """The recipe that a mapping describes, or None and everything that is wrong with it."""
+    problems: list[str] = []
+    recipe = _build(Recipe, data, "", problems)
+    for name in ("steps", "sequences_per_step", "anchors_per_sequence", "save_every", "logit_rows", "keep_states"):
+        if recipe and getattr(recipe, name) < 1:
+            problems.append(f"`{name}` {getattr(recipe, name)}: expected at least 1")
+    return recipe, problems
 
 
 def _build(kind: Any, data: Any, prefix: str, problems: list[str]) -> Any:
@@ -158,6 +155,8 @@ def _build(kind: Any, data: Any, prefix: str, problems: list[str]) -> Any:
     for name, value in data.items():
         if name not in hints:
             problems.append(f"`{prefix}{name}` is unknown")
+        elif hints[name] == AnyHead:
+            values[name] = _build_head(value, problems)
         elif dataclasses.is_dataclass(hints[name]):
             values[name] = _build(hints[name], value, f"{prefix}{name}.", problems)
         else:
@@ -167,6 +166,14 @@ def _build(kind: Any, data: Any, prefix: str, problems: list[str]) -> Any:
         if required and field.name not in data:
             problems.append(f"`{prefix}{field.name}` is missing")
     return None if problems else kind(**values)
+
+
+def _build_head(data: Any, problems: list[str]) -> Any:
+    kind = data.get("kind", "lilicorr") if isinstance(data, dict) else "lilicorr"
+    if kind not in KINDS:
+        problems.append(f"`head.kind`: expected one of {[*KINDS]}, found {kind!r}")
+        return None
+    return _build(KINDS[kind], data, "head.", problems)
 
 
 def _typed(hint: Any, value: Any, name: str, problems: list[str]) -> Any:

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from lilicorr.train.drafter import Drafter
+from lilicorr.train.heads import NoHead, Tables
 from lilicorr.train.target import target_features
-from lilicorr.train.walk import greedy_walk
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,7 @@ def replay(
     slots = _slots(drafter, block_size)
     layer_ids = drafter.config.target_layer_ids
     lm_head = model.get_output_embeddings()
+    tables = tables_of(model, drafter)
     text = list(prompt_ids)
     _, last_hidden = target_features(model, _row(model, text), layer_ids)
     text.append(int(lm_head(last_hidden[:, -1]).argmax(-1)))
@@ -73,7 +74,7 @@ def replay(
     while len(text) - len(prompt_ids) < max_new_tokens and text[-1] not in stop_ids:
         anchor = len(text) - 1
         features, _ = target_features(model, _row(model, text[:anchor]), layer_ids)
-        drafted = draft(model, drafter, text[anchor], drafter.context(features), anchor, slots, use_head)
+        drafted = draft(model, drafter, text[anchor], drafter.context(features), anchor, slots, use_head, tables)
         _, last_hidden = target_features(model, _row(model, text + drafted), layer_ids)
         best = lm_head(last_hidden[0, anchor:]).argmax(-1).tolist()  # best[i] follows text[:anchor + 1 + i]
         accepted = _matching(drafted, best)
@@ -101,11 +102,11 @@ def acceptance_on_continuation(
     slots = _slots(drafter, block_size)
     text = [*prompt_ids, *continuation_ids]
     features, _ = target_features(model, _row(model, text), drafter.config.target_layer_ids)
-    context = drafter.context(features)
+    context, tables = drafter.context(features), tables_of(model, drafter)
     rounds = []
     anchor = len(prompt_ids)
     while anchor + 1 < len(text):
-        drafted = draft(model, drafter, text[anchor], context, anchor, slots, use_head)
+        drafted = draft(model, drafter, text[anchor], context, anchor, slots, use_head, tables)
         known = text[anchor + 1 :]
         accepted = _matching(drafted, known)
         emitted = min(accepted + 1, len(known))
@@ -115,29 +116,41 @@ def acceptance_on_continuation(
 
 
 def draft(
-    model: Any, drafter: Drafter, anchor_id: int, context: Tensor, anchor: int, slots: int, use_head: bool = True
+    model: Any,
+    drafter: Drafter,
+    anchor_id: int,
+    context: Tensor,
+    anchor: int,
+    slots: int,
+    use_head: bool = True,
+    tables: Tables | None = None,
 ) -> list[int]:
     """The tokens proposed for positions anchor + 1 … anchor + slots.
 
     Args:
         anchor_id: The token at position `anchor`.
         context: (1, C, H) fused context rows at positions 0 … C-1, C ≥ anchor ≥ 1; rows from `anchor` on are not used.
+        tables: Of this model and drafter (`tables_of`), for callers that draft often.
     """
     if slots == 0:
         return []
-    embedding = model.get_input_embeddings()
-    block = embedding(_row(model, [anchor_id] + [drafter.config.mask_token_id] * slots))  # (1, B, H)
-    hidden = drafter(block[:, None], context[:, :anchor], _row(model, [anchor]))[:, 0, 1:]  # (1, S, H)
-    ids, log_probs = drafter.candidates(hidden, model.get_output_embeddings().weight)
-    if drafter.head is None or not use_head:
-        return ids[0, :, 0].tolist()
-    start, pair = drafter.head(embedding(ids), log_probs, hidden, context[:, anchor - 1])
-    path = greedy_walk(start, pair).long()
-    return ids.gather(-1, path[..., None])[0, :, 0].tolist()
+    config = drafter.config
+    tables = tables or tables_of(model, drafter)
+    ids = _row(model, [anchor_id] + [config.mask_token_id] * (config.rows(slots) - 1))
+    block = model.get_input_embeddings()(ids)  # (1, rows, H)
+    rows = drafter(block[:, None], context[:, :anchor], _row(model, [anchor]))[:, 0]
+    hidden = rows[:, config.first_row :][:, :slots]
+    head = drafter.drafting if use_head else NoHead()
+    return head.draft(hidden, ids[:, 0], context[:, anchor - 1], tables)[0].tolist()
+
+
+def tables_of(model: Any, drafter: Drafter) -> Tables:
+    """What the drafter's head reads of `model`."""
+    return drafter.tables(model.get_input_embeddings().weight, model.get_output_embeddings().weight)
 
 
 def _slots(drafter: Drafter, block_size: int | None) -> int:
-    trained = drafter.config.block_size
+    trained = drafter.config.slots + 1
     served = trained if block_size is None else block_size
     if not 1 <= served <= trained:
         raise ValueError(f"block_size is {served}, expected 1 to {trained} (as trained)")

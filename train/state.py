@@ -11,10 +11,11 @@ import torch
 
 from lilicorr.runtime.errors import UserError
 from lilicorr.train.drafter import Drafter
-from lilicorr.train.recipe import Recipe
+from lilicorr.train.recipe import Recipe, recipe_from_dict
 
 FILE = "state.safetensors"
-FREE = {"out", "save_every", "threads"}  # recipe fields that may differ on resume; a run folder may be moved
+# Recipe fields that may differ on resume; a run folder may be moved.
+FREE = {"out", "save_every", "threads", "logit_rows", "keep_states", "tensorboard"}
 
 
 def save(out: Path, recipe: Recipe, drafter: Drafter, optimiser: torch.optim.Optimizer, step: int) -> None:
@@ -32,7 +33,17 @@ def save(out: Path, recipe: Recipe, drafter: Drafter, optimiser: torch.optim.Opt
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise UserError(f"the state cannot be saved in `{out}`: {error}; the one saved before is untouched") from None
+    _rotate(out, recipe.keep_states, step)
     os.replace(temporary, out / FILE)
+
+
+def _rotate(out: Path, keep: int, step: int) -> None:
+    """Put the newest state aside, under the step that replaces it, and remove the oldest ones beyond `keep`."""
+    if keep > 1 and (out / FILE).is_file():
+        os.replace(out / FILE, out / f"state-before-{step:09d}.safetensors")
+    older = sorted(out.glob("state-before-*.safetensors"))
+    for path in older[: max(0, len(older) - (keep - 1))]:
+        path.unlink()
 
 
 def load(out: Path, recipe: Recipe, drafter: Drafter, optimiser: torch.optim.Optimizer) -> int:
@@ -53,6 +64,8 @@ def load(out: Path, recipe: Recipe, drafter: Drafter, optimiser: torch.optim.Opt
     except SafetensorError as error:
         raise UserError(f"`{path}` is damaged: {error}", hint=f"remove `{path}` to begin again") from None
     saved, ours = json.loads(metadata["recipe"]), dataclasses.asdict(recipe)
+    whole, _ = recipe_from_dict(saved)  # fields that are newer than the state get their defaults
+    saved = saved if whole is None else dataclasses.asdict(whole)
     different = [k for k in ours if k not in FREE and saved.get(k) != ours[k]]
     if different:
         lines = "\n  ".join(f"{key}: {saved.get(key)!r} there, {ours[key]!r} here" for key in different)

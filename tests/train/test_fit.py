@@ -17,6 +17,8 @@ from lilicorr.runtime.errors import UserError
 from lilicorr.train import fit as module
 from lilicorr.train.checkpoint import read_drafter
 from lilicorr.train.fit import Trainer, fit, schedule
+from lilicorr.train.lilicorr import LiLiCorrHead
+from lilicorr.train.replay import acceptance_on_continuation
 from lilicorr.train.state import FILE
 from lilicorr.train.target import load_target
 from tests.fixtures import TEXT
@@ -152,14 +154,16 @@ def infinite_gradient(loss, blocks):
     ids=["loss", "gradient"],
 )
 def test_not_finite_stops_and_keeps_the_saved_state(recipe, tmp_path, monkeypatch, poison, named):
-    original, calls = module.drafter_loss, []
+    original, calls = LiLiCorrHead.terms, []
 
-    def poisoned(logits, target_logits, blocks, weights):
+    def poisoned(self, blocks, *rest):
         calls.append(None)
-        loss = original(logits, target_logits, blocks, weights)
-        return poison(loss, blocks) if len(calls) > 8 else loss  # two sequences a step: from step 4 on
+        terms, metrics = original(self, blocks, *rest)
+        if len(calls) > 8:  # two sequences a step: from step 4 on
+            terms["drafter"] = (1.0, poison(terms["drafter"][1], blocks))
+        return terms, metrics
 
-    monkeypatch.setattr(module, "drafter_loss", poisoned)
+    monkeypatch.setattr(LiLiCorrHead, "terms", poisoned)
     with pytest.raises(UserError) as caught:
         fit(recipe(save_every=1))
     assert caught.value.what.startswith("step 4: ")
@@ -213,8 +217,7 @@ def test_gold_outside_the_draft_vocabulary_has_no_draft_id(recipe):
     kept = trainer.drafter.target_ids(torch.arange(6)).tolist()
     assert trainer.to_draft[kept].tolist() == list(range(6))
     assert (trainer.to_draft >= 0).sum() == 6
-    table = trainer.embeddings
-    assert torch.equal(trainer.draft_embeddings, table[kept])
+    assert trainer.tables.target_ids.tolist() == kept
     _, values = trainer.losses(trainer.train_set[0], torch.Generator().manual_seed(0))
     assert all(np.isfinite(value) for value in values.values())
 
@@ -253,8 +256,40 @@ def test_it_learns(recipe):
 def test_plain_dflash_trains_without_head_terms(recipe):
     trainer = Trainer(module.read_recipe(recipe(head=RECIPE["head"] | {"enabled": False})))
     values = trainer.losses(trainer.train_set[0], torch.Generator().manual_seed(0))[1]
-    assert values.keys() == {"drafter", "loss"}
+    assert values.keys() == {"drafter", "top1_prefix", "loss"}
     assert values["drafter"] == values["loss"]
+
+
+HEADS = {
+    "none": {"kind": "none"},
+    "domino": {"kind": "domino", "gru_hidden_dim": 16, "emb_dim": 8},
+    "vanilla": {"kind": "dspark", "markov_rank": 8, "markov_head_type": "vanilla"},
+    "gated": {"kind": "dspark", "markov_rank": 8, "markov_head_type": "gated"},
+    "rnn": {"kind": "dspark", "markov_rank": 8, "markov_head_type": "rnn", "confidence_with_markov": False},
+}
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("bf16", [False, True])
+def test_every_head_learns_saves_and_drafts(recipe, tiny_target, head, bf16):
+    """Eighty steps on one answer; its own drafts are then accepted, so labels, rows and positions agree with decoding."""
+    changes = {"steps": 80, "sequences_per_step": 1, "learning_rate": 0.02, "anchors_per_sequence": 30}
+    # A random target knows nothing of the text, so its distribution is not what is learnt here.
+    changes |= {
+        "objective": {"base_until": 0.5, "token_ce": 1.0, "token_l1": 0.0},
+        "drafter": RECIPE["drafter"] | {"draft_vocab_size": 280},
+    }
+    trainer = Trainer(module.read_recipe(recipe(head=HEADS[head], bf16=bf16, **changes)))
+    trainer.train_set = trainer.train_set[:1]
+    while trainer.step < 80:
+        trainer.train_step()
+    item = trainer.train_set[0]
+    drafter = read_drafter(trainer.finish()).float()
+    assert type(drafter.config.head) is type(trainer.drafter.config.head)
+    target = load_target(tiny_target)
+    result = acceptance_on_continuation(target, drafter, item.ids[: item.answer], item.ids[item.answer :])
+    assert result.acceptance_length > 2
+    assert max(r.accepted for r in result.rounds) == drafter.config.slots  # up to the last slot
 
 
 def test_the_target_is_frozen_and_the_loss_is_the_weighted_sum(recipe):

@@ -9,13 +9,15 @@ import pytest
 import torch
 
 from lilicorr.runtime.errors import UserError
+from lilicorr.train.heads import NoHead, Stage, Tables
 from lilicorr.train.lilicorr import LiLiCorrHead
-from lilicorr.train.objective import Blocks, Weights, drafter_loss, head_terms, prefix_metrics
+from lilicorr.train.objective import Blocks, Weights, drafter_terms, lattice_terms, prefix_metrics, slot_weights
+from lilicorr.train.vocabulary import Picked
 
 N, S, K, H, V = 4, 3, 3, 6, 9
 
 
-class Tables(torch.nn.Module):
+class FixedScores(torch.nn.Module):
     """Stands in for the head: fixed start and pair scores, plus a little of every input so that gradients flow."""
 
     candidate_topk = K
@@ -29,6 +31,35 @@ class Tables(torch.nn.Module):
         self.seen = (embeddings, log_probs)
         start = self.start + 0.1 * log_probs[:, 0] + 0.1 * anchor.sum(-1, keepdim=True).tanh()
         return start, self.pair + 0.1 * log_probs[:, 1:, None] + 0.1 * hidden[:, 1:, None].sum(-1, keepdim=True).tanh()
+
+
+def dense_pick(logits, gold, topk, target_logits=None):
+    """What `vocabulary.pick` gives, from whole logits."""
+    log_q = torch.log_softmax(logits, -1).flatten(0, 1)
+    top = logits.flatten(0, 1).topk(topk)
+    soft = log_q.new_zeros(len(log_q))
+    if target_logits is not None:
+        soft = (torch.softmax(target_logits, -1).flatten(0, 1) * log_q).sum(-1)
+    gold = log_q.gather(-1, gold.flatten().clamp_min(0)[:, None]).squeeze(-1)
+    return Picked(gold, top.indices, log_q.gather(-1, top.indices), soft)
+
+
+def drafter_loss(logits, target_logits, blocks, weights):
+    terms = all_drafter_terms(logits, target_logits, blocks, weights)
+    return sum(weight * term for weight, term in terms.values())
+
+
+def all_drafter_terms(logits, target_logits, blocks, weights):
+    picked = dense_pick(logits, blocks.gold, 1, target_logits)
+    hit = logits.argmax(-1) == blocks.gold
+    return drafter_terms(picked.gold.view_as(hit), hit, picked.soft.view_as(hit), blocks, weights)
+
+
+def head_terms(head, logits, embeddings, target_rows, blocks, weights):
+    picked = dense_pick(logits, blocks.gold, head.candidate_topk)
+    lattice = embeddings[picked.ids].view(*blocks.gold.shape, head.candidate_topk, -1)
+    terms, metrics = lattice_terms(head, picked, lattice, target_rows, blocks, weights)
+    return {name: term for name, (_, term) in terms.items()}, metrics
 
 
 @pytest.fixture
@@ -47,8 +78,9 @@ def case():
     gold[3, 2] = -1
     supervised = torch.ones(N, S, dtype=torch.bool)
     supervised[2, 2] = False
-    blocks = Blocks(draw(N, S, H), gold, supervised, draw(N, S, H), draw(N, H))
-    return Tables(draw(N, K), draw(N, S - 1, K, K)), logits, draw(V, H), draw(V, H), blocks
+    previous = torch.zeros(N, S, dtype=torch.int64)
+    blocks = Blocks(draw(N, S, H), gold, supervised, draw(N, S, H), draw(N, H), previous)
+    return FixedScores(draw(N, K), draw(N, S - 1, K, K)), logits, draw(V, H), draw(V, H), blocks
 
 
 def loop_drafter(logits, target_logits, blocks, gamma, soft):
@@ -174,6 +206,94 @@ def test_gradients_match_finite_differences(case):
             assert all(g.abs().max() > 0 for g in gradients), f"{name} does not reach the drafter's rows"
 
 
+def loop_dpace(logits, blocks, alpha):
+    """Σ w·CE / (Σ w + 1e-6), w_j = Σ_{m≥j} Π_{i≤m} ((1-α) q_i + α), unlabelled slots left out of sum and product."""
+    total = weight_sum = 0.0
+    for n in range(logits.shape[0]):
+        q = {}
+        for s in range(logits.shape[1]):
+            gold = int(blocks.gold[n, s])
+            if blocks.supervised[n, s] and gold >= 0:
+                q[s] = float(torch.softmax(logits[n, s], -1)[gold])
+        for j in q:
+            w = sum(math.prod((1 - alpha) * q[i] + alpha for i in q if i <= m) for m in q if m >= j)
+            total, weight_sum = total - w * math.log(q[j]), weight_sum + w
+    return total / (weight_sum + 1e-6)
+
+
+@pytest.mark.parametrize("alpha", [0.3, 0.5, 1.0])
+def test_dpace_equals_the_loop(case, alpha):
+    _, logits, _, _, blocks = case
+    blocks.supervised[1, 1] = False  # a hole in the middle
+    ours = drafter_loss(logits, None, blocks, Weights(dpace=alpha, decay=0.1))
+    assert ours.item() == pytest.approx(loop_dpace(logits, blocks, alpha), rel=1e-9)
+
+
+def test_first_error_equals_the_loop(case):
+    """Block 0: first slot wrong. Block 1: first slot right, second wrong. Block 2: never wrong where supervised. Block 3: its
+    first error has no label."""
+    _, logits, _, _, blocks = case
+    best = logits.argmax(-1)
+    gold = best.clone()
+    gold[0, 0], gold[1, 1], gold[2, 2], gold[3, 1] = (best[0, 0] + 1) % V, (best[1, 1] + 1) % V, 0, -1
+    blocks = dataclasses.replace(blocks, gold=gold)
+    errors = [-torch.log_softmax(logits[n, s], -1)[gold[n, s]] for n, s in ((0, 0), (1, 1))]
+    terms = all_drafter_terms(logits, None, blocks, Weights(first_error=0.3))
+    weight, value = terms["first_error"]
+    assert weight == 0.3
+    assert value.item() == pytest.approx(float(sum(errors) / 2), rel=1e-12)
+
+
+def test_chain_equals_the_loop(case):
+    _, logits, _, _, blocks = case
+    expected = 0.0
+    for n in range(N):
+        product = 1.0
+        for s in range(S):
+            gold = int(blocks.gold[n, s])
+            if not blocks.supervised[n, s] or gold < 0:
+                break
+            product *= float(torch.softmax(logits[n, s], -1)[gold])
+            expected += product
+    weight, value = all_drafter_terms(logits, None, blocks, Weights(chain=2.0))["chain"]
+    assert (weight, value.item()) == (2.0, pytest.approx(-expected / (N * S), rel=1e-12))
+
+
+def test_terms_are_off_by_default(case):
+    _, logits, _, _, blocks = case
+    assert all_drafter_terms(logits, None, blocks, Weights()).keys() == {"drafter"}
+
+
+@pytest.mark.parametrize("on", [{"first_error": 0.5}, {"chain": 2.0}, {"soft": 0.5}])
+def test_gradients_of_the_drafter_terms_match_finite_differences(case, on):
+    """Through the vocabulary product of the real code, two rows of logits at a time."""
+    _, _, _, target_rows, blocks = case
+    blocks = dataclasses.replace(blocks, gold=(blocks.hidden @ target_rows.T).argsort(-1)[..., -2])
+    tables = Tables(target_rows, target_rows)
+
+    def terms(hidden):
+        live = dataclasses.replace(blocks, hidden=hidden)
+        made, _ = NoHead().terms(live, tables, Weights(**on), Stage(0.0, 2))
+        return tuple(value for _, value in made.values())
+
+    hidden = blocks.hidden.clone().requires_grad_()
+    assert torch.autograd.gradcheck(terms, (hidden,), eps=1e-6, atol=1e-7)
+    for value in terms(hidden):
+        assert torch.autograd.grad(value, hidden, retain_graph=True)[0].abs().max() > 0
+
+
+def test_dpace_weights_carry_no_gradient(case):
+    """The gradient is that of the cross-entropy with the weights as constants."""
+    _, logits, _, _, blocks = case
+    leaf = logits.clone().requires_grad_()
+    drafter_loss(leaf, None, blocks, Weights(dpace=0.5)).backward()
+    log_q = torch.log_softmax(logits, -1).gather(-1, blocks.gold.clamp_min(0)[..., None]).squeeze(-1)
+    w = slot_weights(log_q, blocks.labelled, Weights(dpace=0.5))
+    onehot = torch.nn.functional.one_hot(blocks.gold.clamp_min(0), V)
+    expected = w[..., None] * (torch.softmax(logits, -1) - onehot) / (w.sum() + 1e-6)
+    torch.testing.assert_close(leaf.grad, expected)
+
+
 def test_nothing_supervised_is_a_zero_with_a_graph(case):
     head, logits, embeddings, target_rows, blocks = case
     blocks = dataclasses.replace(blocks, supervised=torch.zeros(N, S, dtype=torch.bool))
@@ -216,7 +336,17 @@ def test_prefix_metrics_by_hand():
     assert metrics == {"selected_prefix": (2 + 1) / 2, "top1_prefix": (1 + 0) / 2, "oracle_prefix": (3 + 1) / 2}
 
 
-@pytest.mark.parametrize("change", [{"head_ce": -0.1}, {"decay": -1.0}, {"soft": 1.5}, {"margin": -2.0}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"head_ce": -0.1},
+        {"decay": -1.0},
+        {"soft": 1.5},
+        {"margin": -2.0},
+        {"dpace": 1.1},
+        {"base_until": 0.0},
+    ],
+)
 def test_values_without_meaning_are_refused(change):
     with pytest.raises(UserError, match="objective"):
         Weights(**change)

@@ -36,7 +36,7 @@ def scripted(monkeypatch, greedy):
     """Drafts are right but for the continuation indices in `wrong`; returns the setter of `wrong`."""
     wrong: set[int] = set()
 
-    def scripted_draft(model, drafter, anchor_id, context, anchor, slots, use_head=True):
+    def scripted_draft(model, drafter, anchor_id, context, anchor, slots, use_head=True, tables=None):
         first = anchor + 1 - len(PROMPT)
         right = [*greedy, *[0] * slots][first : first + slots]
         return [token if first + i not in wrong else token + 1 for i, token in enumerate(right)]
