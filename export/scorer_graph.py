@@ -16,7 +16,10 @@ from lilicorr.train.walk import greedy_walk
 
 
 class ScorerGraph(nn.Module):
-    """Args: head, in its export dtype and evaluation mode; embedding (V, H), the target's embedding table."""
+    """Args:
+    head: In its export dtype, evaluation mode.
+    embedding: (V, H) the target's embedding table.
+    """
 
     def __init__(self, head: LiLiCorrHead, embedding: Tensor):
         super().__init__()

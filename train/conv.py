@@ -14,7 +14,14 @@ from lilicorr.train.norm import at_least_fp32
 
 
 class BlockConv(nn.Module):
-    """Args: width H, taps, group channels per predicted coefficient (H must be divisible by it)."""
+    """Args:
+        width: H.
+        taps: Rows a kernel reaches back, its own included.
+        group: Channels per predicted coefficient; divides `width`.
+
+    Raises:
+        ValueError: `group` does not divide `width`.
+    """
 
     def __init__(self, width: int, taps: int, group: int):
         super().__init__()

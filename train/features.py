@@ -18,8 +18,13 @@ from lilicorr.train.target import target_features
 
 
 class FeatureCache:
-    """Args: a loaded target, the captured layers, whether to compute in bf16, and a folder for the files (one subfolder per
-    target, layer set and precision)."""
+    """Args:
+    model: The loaded target.
+    target_name: Tells targets apart in `folder`.
+    layer_ids: The captured layers.
+    folder: Holds one subfolder per target, layer set and precision.
+    bf16: Compute in bf16.
+    """
 
     def __init__(self, model: Any, target_name: str, layer_ids: tuple[int, ...], folder: Path, *, bf16: bool):
         self.model, self.layer_ids, self.bf16 = model, layer_ids, bf16
