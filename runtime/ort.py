@@ -46,9 +46,8 @@ class OrtBackend(HostMemory):
                 exit_code=EXIT_ENGINE,
             )
         cores = default_threads()
-        if (
-            threads is not None and not 1 <= threads <= cores
-        ):  # more spin against each other: 64 on 2 cores ran 100 times slower
+        # More threads than cores spin against each other: 64 on 2 cores ran 100 times slower.
+        if threads is not None and not 1 <= threads <= cores:
             raise UserError(f"{threads} threads, this process may use 1 to {cores}", hint=f"--threads {cores}")
         self.threads = threads or cores
         self._sessions = {
