@@ -39,11 +39,8 @@ def compare(
     if list(plain) == list(speculative):
         return Verdict("identical")
     position = common_prefix(plain, speculative)
-    if position in (
-        0,
-        len(plain),
-        len(speculative),
-    ):  # the prefill is the same computation, and equal starts stop at the same place
+    # Token 0 is the prefill's, the same computation in both; and answers with an equal start end at the same place.
+    if position in (0, len(plain), len(speculative)):
         return Verdict("different", position)
     first, second, gap = top_two(plain[:position])
     close = {plain[position], speculative[position]} == {first, second} and gap <= TIE_GAP[precision]
