@@ -52,9 +52,16 @@ def _model_files(folder: Path) -> list[str]:
     index = folder / INDEX_NAME
     if index.is_file():
         try:
-            return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError) as error:
+            files = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"`{index}` is not a safetensors index: {error}", hint="download it again") from None
+        foreign = [name for name in files if not isinstance(name, str) or Path(name).name != name]
+        if foreign:
+            raise UserError(
+                f"`{index}`: `weight_map` must name files of this folder, found {foreign[0]!r}",
+                hint="download it again",
+            )
+        return sorted(files)
     names = sorted(path.name for path in folder.glob("*.safetensors"))
     if not names:
         raise UserError(

@@ -61,16 +61,11 @@ def read_target(folder: Path) -> TargetFolder:
         headers = read_headers(folder)
     except UserError as error:
         problems.append(error.what)
-    rope = config.get("rope_parameters") or {}
-    values: dict[str, Any] = {
-        "hidden_size": config.get("hidden_size"),
-        "vocab_size": config.get("vocab_size"),
-        "num_hidden_layers": config.get("num_hidden_layers"),
-        "num_attention_heads": config.get("num_attention_heads"),
-        "max_position_embeddings": config.get("max_position_embeddings"),
-        "rope_theta": rope.get("rope_theta", config.get("rope_theta")),
-    }
-    problems += [f"`{folder / 'config.json'}`: `{key}` is missing" for key, value in values.items() if value is None]
+    rope = config.get("rope_parameters")
+    theta = rope.get("rope_theta") if isinstance(rope, dict) else None
+    theta = config.get("rope_theta") if theta is None else theta
+    numbers = config | {"rope_theta": theta}
+    problems += [f"`{folder / 'config.json'}`: {problem}" for problem in _number_problems(numbers)]
     if problems:
         raise UserError("\n".join(problems), hint=f"download the target again into `{folder}`")
     settings = _json(folder / "tokenizer_config.json")
@@ -78,14 +73,14 @@ def read_target(folder: Path) -> TargetFolder:
     eos = _token(settings.get("eos_token"))
     return TargetFolder(
         path=folder,
-        architecture=(config.get("architectures") or ["unknown"])[0],
+        architecture=next(iter(_listed(config.get("architectures"))), "unknown"),
         hidden_size=config["hidden_size"],
         vocab_size=config["vocab_size"],
         layers=config["num_hidden_layers"],
         kv_heads=config.get("num_key_value_heads") or heads,
         head_dim=config.get("head_dim") or config["hidden_size"] // heads,
         max_context=config["max_position_embeddings"],
-        rope_theta=float(values["rope_theta"]),
+        rope_theta=float(numbers["rope_theta"]),
         tied=bool(config.get("tie_word_embeddings", False)),
         stop_token_ids=_stop_ids(folder, config, eos),
         bos_token=_token(settings.get("bos_token")),
@@ -144,9 +139,32 @@ def _json(path: Path) -> dict[str, Any]:
     return data
 
 
+def _number_problems(config: dict[str, Any]) -> list[str]:
+    """What is missing or no positive number among the fields of config.json that the export reads."""
+    required = ("hidden_size", "vocab_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
+    optional = tuple(key for key in ("num_key_value_heads", "head_dim") if config.get(key) is not None)
+    kinds: dict[str, tuple[type, ...]] = dict.fromkeys(required + optional, (int,)) | {"rope_theta": (int, float)}
+    problems = []
+    for key, kind in kinds.items():
+        value = config.get(key)
+        if value is None:
+            problems.append(f"`{key}` is missing")
+        elif type(value) not in kind or value <= 0:
+            problems.append(f"`{key}`: expected a positive number, found {value!r}")
+    return problems
+
+
+def _listed(value: Any) -> list[Any]:
+    """A field that holds one value, several or none."""
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
 def _token(value: Any) -> str | None:
     """A special token of tokenizer_config.json, which is a string or an AddedToken object."""
-    return value.get("content") if isinstance(value, dict) else value
+    text = value.get("content") if isinstance(value, dict) else value
+    if text is not None and not isinstance(text, str):
+        raise UserError(f"tokenizer_config.json: expected a special token as text, found {text!r}")
+    return text
 
 
 def _stop_ids(folder: Path, config: dict[str, Any], eos_token: str | None) -> tuple[int, ...]:
@@ -154,7 +172,9 @@ def _stop_ids(folder: Path, config: dict[str, Any], eos_token: str | None) -> tu
     ids: set[int] = set()
     for source in (_json(folder / "generation_config.json"), config):
         value = source.get("eos_token_id")
-        ids.update(value if isinstance(value, list) else [] if value is None else [value])
+        if any(type(token) is not int for token in _listed(value)):
+            raise UserError(f"`{folder}`: `eos_token_id` must be token ids, found {value!r}")
+        ids.update(_listed(value))
     if eos_token is not None:
         found = read_map(folder / "tokenizer.json").ids.get(eos_token)
         ids.update([] if found is None else [found])
@@ -165,8 +185,12 @@ def _chat_template(folder: Path, settings: dict[str, Any]) -> str | None:
     """chat_template.jinja, or the (default) template inside tokenizer_config.json."""
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"`{path}` cannot be read: {error}", hint="download it again") from None
     value = settings.get("chat_template")
-    if isinstance(value, list):
-        return next((entry["template"] for entry in value if entry.get("name") == "default"), None)
-    return value
+    if isinstance(value, list):  # several named templates
+        named = [entry for entry in value if isinstance(entry, dict) and entry.get("name") == "default"]
+        value = named[0].get("template") if named else None
+    return value if isinstance(value, str) else None
