@@ -16,7 +16,8 @@ def load_target(folder: Path | str, dtype: torch.dtype = torch.float32) -> Any:
     """A transformers causal LM in eval mode without gradients.
 
     Raises:
-        UserError: not a model folder, or an architecture transformers does not know.
+        UserError: not a model folder, an architecture transformers does not know, or weights missing or of the wrong shape
+            (transformers would fill those with random numbers).
     """
     from transformers import AutoModelForCausalLM
 
@@ -24,11 +25,23 @@ def load_target(folder: Path | str, dtype: torch.dtype = torch.float32) -> Any:
     if not (folder / "config.json").is_file():
         raise UserError(f"`{folder}` is not a Hugging Face model folder: it has no `config.json`", hint="make target")
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+        model, info = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, local_files_only=True, output_loading_info=True, ignore_mismatched_sizes=True
+        )
     except (ValueError, OSError) as error:
         raise UserError(
             f"`{folder}` cannot be loaded as a language model: {error}", hint="copy the model's whole folder again"
         ) from error
+    problems = [f"missing: {name}" for name in sorted(info["missing_keys"])]
+    problems += [
+        f"shape: {name} is {list(found)}, expected {list(expected)}"
+        for name, found, expected in sorted(info["mismatched_keys"])
+    ]
+    if problems:
+        raise UserError(
+            f"the weights in `{folder}` do not fit its config.json:\n  " + "\n  ".join(problems),
+            hint="copy the model's whole folder again",
+        )
     return model.eval().requires_grad_(False)
 
 
