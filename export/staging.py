@@ -7,6 +7,7 @@ A folder being replaced is renamed to `.NAME-old-XXXX` first, and put back if th
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import glob
 import os
@@ -16,6 +17,8 @@ from pathlib import Path
 from types import TracebackType
 
 from lilicorr.runtime.errors import UserError
+
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class Staging:
@@ -28,7 +31,8 @@ class Staging:
         marker: A file name that a folder at `out` must hold to be replaced; any other folder is left alone.
 
     Raises:
-        UserError: on entry, when `out` is a file or another kind of folder, or cannot be written.
+        UserError: on entry, when `out` is a file or another kind of folder, or cannot be written; on leaving, when the disk or
+            a quota was full.
     """
 
     def __init__(self, out: Path, marker: str):
@@ -72,13 +76,17 @@ class Staging:
         finally:
             os.close(guard)
         if old is not None:
-            shutil.rmtree(old)
+            shutil.rmtree(old, ignore_errors=True)  # a build that starts now clears it, too
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
         os.close(self._lock)
+        if isinstance(value, OSError) and value.errno in _NO_ROOM:
+            raise UserError(
+                f"`{self._out}` cannot be written: {value.strerror}", hint="free some space or choose another --out"
+            ) from value
 
     def _refuse_other(self) -> None:
         out = self._out
@@ -92,7 +100,7 @@ class Staging:
             if not self._out.exists() and (old / self._marker).is_file():
                 os.rename(old, self._out)
             else:
-                shutil.rmtree(old)
+                shutil.rmtree(old, ignore_errors=True)  # its writer may be removing it
         for path in parent.glob(f".{name}-new-*"):
             try:
                 lock = _locked(path, wait=False)

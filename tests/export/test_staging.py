@@ -1,5 +1,6 @@
 """A staged folder appears whole or not at all, whatever kills its writer."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -117,3 +118,16 @@ def test_a_file_system_without_locks_is_used_and_nothing_is_taken_for_dead(tmp_p
     other.mkdir()
     make(tmp_path / "out")
     assert names(tmp_path) == [".out-new-abcd", "out"]
+
+
+def test_a_disk_that_fills_up_is_one_error_and_leaves_the_old_folder(tmp_path):
+    out = make(tmp_path / "out", "old")
+    with pytest.raises(UserError, match=r"out` cannot be written: No space left on device"), Staging(out, MARKER):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert names(tmp_path) == ["out"]
+    assert (out / MARKER).read_text() == "old"
+
+
+def test_another_os_error_stays_a_defect(tmp_path):
+    with pytest.raises(FileNotFoundError), Staging(tmp_path / "out", MARKER):
+        (tmp_path / "none").read_text()
