@@ -60,6 +60,11 @@ def test_turns_join_the_conversation_and_long_prompts_are_skipped() -> None:
         run_bench(session, [Prompt("long", "", ("x" * 64,))], 10)
 
 
+def test_context_smaller_than_the_block() -> None:
+    report = run_bench(fake_session(max_context=3, block_size=5), [Prompt("tiny", "", ("x",))], 10)
+    assert report["lossless"] == {"checked": 1, "identical": 1, "ties": 0, "different": 0}
+
+
 def test_first_prompt_too_long_does_not_stop_the_bench() -> None:
     (text,) = lively(10, 1)
     report = run_bench(fake_session(max_context=64), [Prompt("l", "", ("x" * 64,)), Prompt("ok", "", (text,))], 10)
