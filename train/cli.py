@@ -1,6 +1,6 @@
-"""`lilicorr-train`: responses of the target to train on, training, and a target folder from a GGUF file.
+"""`lilicorr-train`: responses of the target to train on, training, evaluation, and a target folder from a GGUF file.
 
-A thin layer over `regenerate`, `fit` and `import_gguf`; torch is imported only by the commands that compute.
+A thin layer over `regenerate`, `fit`, `evaluate` and `import_gguf`; torch is imported only by the commands that compute.
 """
 
 from __future__ import annotations
@@ -67,6 +67,62 @@ def fit(recipe: Path, overrides: tuple[str, ...]) -> None:
     from lilicorr.train.fit import fit
 
     click.echo(fit(recipe, overrides))
+
+
+@main.command()
+@click.option(
+    "--checkpoint", "checkpoints", multiple=True, required=True, type=FOLDER, help="Drafter; may be repeated."
+)
+@click.option("--target", required=True, type=FOLDER, help="Hugging Face folder of the target.")
+@click.option("--prompts", "files", multiple=True, required=True, type=FILE, help="JSON lines; may be repeated.")
+@click.option(
+    "--max-new-tokens", default=MAX_NEW_TOKENS, show_default=True, type=click.IntRange(1), help="Longest answer."
+)
+@click.option("--temperature", default=0.0, show_default=True, type=click.FloatRange(0), help="0 is greedy.")
+@click.option("--seeds", default=1, show_default=True, type=click.IntRange(1), help="Samples per prompt.")
+@click.option("--limit", type=click.IntRange(1), help="Prompts per file.")
+@click.option("--cache", type=FOLDER, help="Folder of the target's continuations.  [default: beside the prompts]")
+@click.option("--picture", type=FILE, help="Draw the comparison to this file (png, svg, pdf).")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per checkpoint and prompt file.")
+def evaluate(
+    checkpoints: tuple[Path, ...],
+    target: Path,
+    files: tuple[Path, ...],
+    max_new_tokens: int,
+    temperature: float,
+    seeds: int,
+    limit: int | None,
+    cache: Path | None,
+    picture: Path | None,
+    as_json: bool,
+) -> None:
+    """Acceptance length by exact replay on the target's own continuations.
+
+    The continuations are made once and kept.
+    """
+    from lilicorr.train.evaluate import evaluate
+
+    results = evaluate(
+        checkpoints,
+        target,
+        files,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        seeds=seeds,
+        limit=limit,
+        cache=cache,
+    )
+    if picture is not None:
+        from lilicorr.train.picture import draw
+
+        draw(results, picture)
+    for result in results:
+        if as_json:
+            click.echo(json.dumps(result))
+            continue
+        length = "no round" if result["acceptance_length"] is None else f"{result['acceptance_length']:.3f}"
+        slots = " ".join(f"{100 * share:.0f}%" for share in result["slot_acceptance"])
+        click.echo(f"{result['prompts']:14} {length}  by slot {slots}  {result['checkpoint']}")
 
 
 @main.command()

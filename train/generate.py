@@ -1,21 +1,22 @@
-"""Batched greedy decoding of a Hugging Face causal language model, in plain torch.
+"""Batched decoding of a Hugging Face causal language model, greedy or sampled, in plain torch.
 
-Prompts of unequal length are padded on the left; lanes that have ended leave the batch.
-No sampling, no speculation, no text.
+Prompts of unequal length are padded on the left; lanes that have ended leave the batch. No speculation, no text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+Choose = Callable[[Tensor, Sequence[int]], Tensor]
+"""(logits (N, V) of the running lanes, their prompt numbers) → (N,) chosen tokens."""
+
 COMPACT_AT = 0.75  # share of running lanes below which the cache is copied without the ended ones
 
 
-@torch.inference_mode()
 def greedy_batch(
     model: Any, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, stop_ids: frozenset[int]
 ) -> list[list[int]]:
@@ -27,6 +28,37 @@ def greedy_batch(
         max_new_tokens: At least 1.
         stop_ids: Tokens that end a lane.
     """
+    return _decode(model, prompts, lambda logits, lanes: logits.argmax(-1), max_new_tokens, stop_ids)
+
+
+def sampled_batch(
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    stop_ids: frozenset[int],
+    temperature: float,
+    seeds: Sequence[int],
+) -> list[list[int]]:
+    """As `greedy_batch`, drawn from softmax(logits / temperature), temperature > 0.
+
+    Every prompt has a seed of its own, so that its answer does not depend on which prompts it is decoded with (but for rounding).
+    """
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+
+    def draw(logits: Tensor, lanes: Sequence[int]) -> Tensor:
+        uniforms = torch.cat([torch.rand(1, 1, generator=generators[lane], dtype=torch.float64) for lane in lanes])
+        reached = (logits.double() / temperature).softmax(-1).cumsum(-1)
+        # Scaled by the last sum, which rounding leaves near 1: there is always a token above the uniform.
+        return (reached > uniforms.to(logits.device) * reached[:, -1:]).int().argmax(-1)
+
+    return _decode(model, prompts, draw, max_new_tokens, stop_ids)
+
+
+@torch.inference_mode()
+def _decode(
+    model: Any, prompts: Sequence[Sequence[int]], choose: Choose, max_new_tokens: int, stop_ids: frozenset[int]
+) -> list[list[int]]:
     from transformers import DynamicCache
 
     tokens, mask = _pad_left(prompts, model.device)
@@ -37,7 +69,7 @@ def greedy_batch(
     for step in range(max_new_tokens):
         # By position: transformers 5 renames the keyword of the fourth argument (past_key_values, then cache).
         logits = model(tokens, mask, positions, cache, logits_to_keep=1).logits[:, -1]  # (N, V)
-        tokens = logits.argmax(-1, keepdim=True)
+        tokens = choose(logits, lanes)[:, None]
         running = []
         for row, token in enumerate(tokens[:, 0].tolist()):
             answer = answers[lanes[row]]

@@ -11,17 +11,16 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lilicorr.runtime.errors import UserError
+from lilicorr.train.progress import Progress
 
 MAX_NEW_TOKENS = 192
 BATCH_SIZE = 32
-HEARTBEAT_S = 20.0  # between two progress lines where stderr is not a terminal
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ def regenerate(
     prompts = {prompt.id: prompt for prompt in reversed(read_prompts(prompts_file))}  # the first of equal ids wins
     done = resume(out_file)
     todo = [prompt for id, prompt in reversed(prompts.items()) if id not in done]
-    progress = _Progress(len(todo))
+    progress = Progress(len(todo))
     already = len(prompts.keys() & done)
     if not todo:
         return Regenerated(len(prompts), already, 0, 0, 0, 0, 0.0)
@@ -138,24 +137,3 @@ def resume(out_file: Path) -> set[str]:
                 hint=f"remove line {number}, or choose another --out",
             ) from None
     return ids
-
-
-class _Progress:
-    """Prompts done, speed and time left: one line rewritten on a terminal, a heartbeat line elsewhere."""
-
-    def __init__(self, total: int):
-        self.total = total
-        self.began = self.said = time.monotonic()
-        self.done = 0
-
-    def advance(self, prompts: int, tokens: int) -> None:
-        self.done += prompts
-        now = time.monotonic()
-        seconds = now - self.began
-        left = seconds / self.done * (self.total - self.done)
-        message = f"{self.done}/{self.total} prompts, {tokens / seconds:.0f} tokens/s, about {left / 60:.0f} min left"
-        if sys.stderr.isatty():
-            print(f"\r{message}\033[K", end="" if self.done < self.total else "\n", file=sys.stderr, flush=True)
-        elif now - self.said >= HEARTBEAT_S or self.done == self.total:
-            self.said = now
-            print(message, file=sys.stderr, flush=True)
