@@ -107,7 +107,7 @@ def summary(rounds: Sequence[Rounds]) -> dict[str, Any]:
     return {
         "texts": len(seen),
         "rounds": len(accepted),
-        "acceptance_length": _mean([_mean(r.emitted) for r in seen]),
+        "acceptance_length": _mean([sum(r.emitted) / len(r.emitted) for r in seen]),
         "slot_acceptance": [sum(n >= slot for n in accepted) / sum(n >= slot for n in offered) for slot in slots],
         "accepted_prefix": _mean(accepted),
         "top1_prefix": _mean([n for r in seen for n in r.argmax]),
