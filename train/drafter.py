@@ -1,10 +1,7 @@
-"""The DFlash block drafter (Qwen3 blocks over the block rows, context keys from target features), with its optional head.
+"""The DFlash block drafter: Qwen3 layers over the block rows, context keys from target features, and its optional head.
 
 Legend: R sequences, A blocks (anchors) per sequence, B block size, C context rows, H width, F captured target layers,
 g K/V heads, r query heads per K/V head, D head_dim. Parameter names are the published checkpoint's.
-
-The same layers serve training (many blocks of one context at once), the reference forward and the exported graph: a layer gets
-its attention as a function of (query, block keys, block values), so that who holds the context is not its business.
 """
 
 from __future__ import annotations
@@ -20,85 +17,16 @@ from lilicorr.train.conv import BlockConv
 from lilicorr.train.domino import DominoHead
 from lilicorr.train.dspark import DSparkHead
 from lilicorr.train.heads import DraftHead, NoHead, Tables
+from lilicorr.train.layers import DrafterLayer
 from lilicorr.train.lilicorr import LiLiCorrHead
 from lilicorr.train.norm import RMSNorm, at_least_fp32
-from lilicorr.train.rope import Rotary, rotate
-
-Rope = tuple[Tensor, Tensor]
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(q (..., g*r, T, D), k (..., g, T, D), v) of the block rows → attention output (..., g*r, T, D)."""
+from lilicorr.train.rope import Rotary
 
 HEADS: dict[type, Callable[[DrafterConfig], DraftHead]] = {
     HeadConfig: LiLiCorrHead.from_config,
     DominoConfig: DominoHead,
     DSparkConfig: DSparkHead,
 }
-
-
-class Attention(nn.Module):
-    def __init__(self, config: DrafterConfig):
-        super().__init__()
-        heads, groups, D, bias = (
-            config.num_attention_heads,
-            config.num_key_value_heads,
-            config.head_dim,
-            config.attention_bias,
-        )
-        self.head_dim = D
-        self.q_proj = nn.Linear(config.hidden_size, heads * D, bias=bias)
-        self.k_proj = nn.Linear(config.hidden_size, groups * D, bias=bias)
-        self.v_proj = nn.Linear(config.hidden_size, groups * D, bias=bias)
-        self.o_proj = nn.Linear(heads * D, config.hidden_size, bias=bias)
-        self.q_norm = RMSNorm(D, config.rms_norm_eps)
-        self.k_norm = RMSNorm(D, config.rms_norm_eps)
-
-    def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (-1, self.head_dim)).transpose(-2, -3)
-
-    def keys_values(self, x: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
-        """(..., T, H) → k (normed, rotated), v, each (..., g, T, D); the same weights for context and block rows."""
-        return rotate(self.k_norm(self._heads(self.k_proj(x))), rope), self._heads(self.v_proj(x))
-
-    def forward(self, x: Tensor, rope: Rope, attend: Attend) -> Tensor:
-        q = rotate(self.q_norm(self._heads(self.q_proj(x))), rope)
-        out = attend(q, *self.keys_values(x, rope))
-        return self.o_proj(out.transpose(-2, -3).flatten(-2))
-
-
-class MLP(nn.Module):
-    def __init__(self, config: DrafterConfig):
-        super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-
-
-class DrafterLayer(nn.Module):
-    def __init__(self, config: DrafterConfig):
-        super().__init__()
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = Attention(config)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = MLP(config)
-        self.attention_conv: BlockConv | None = None
-        self.mlp_conv: BlockConv | None = None
-        if config.conv_kernel_size is not None and config.conv_group_size is not None:
-            self.attention_conv = BlockConv(config.hidden_size, config.conv_kernel_size, config.conv_group_size)
-            self.mlp_conv = BlockConv(config.hidden_size, config.conv_kernel_size, config.conv_group_size)
-
-    def forward(self, x: Tensor, rope: Rope, attend: Attend) -> Tensor:
-        x = x + _wrapped(self.attention_conv, self.input_layernorm(x), lambda y: self.self_attn(y, rope, attend))
-        return x + _wrapped(self.mlp_conv, self.post_attention_layernorm(x), self.mlp)
-
-
-def _wrapped(conv: BlockConv | None, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-    if conv is None:
-        return sublayer(x)
-    kernels = conv.kernels(x)
-    return conv.apply_side(sublayer(conv.apply_side(x, kernels, 0)), kernels, 1)
 
 
 class Drafter(nn.Module):
@@ -140,8 +68,7 @@ class Drafter(nn.Module):
 
     def tables(self, embeddings: Tensor, lm_head_weight: Tensor) -> Tables:
         """What a head reads of the target: its input embedding (V, H) and its lm_head (V, H), reduced to the draft vocabulary."""
-        ids = None if self.d2t is None else self.target_ids(torch.arange(len(self.d2t), device=self.d2t.device))
-        return Tables(embeddings, self.output_rows(lm_head_weight), ids)
+        return Tables(embeddings, self.output_rows(lm_head_weight), self._kept())
 
     def context(self, features: Tensor) -> Tensor:
         """Fused context rows hidden_norm(fc(features)): (..., C, F*H) → (..., C, H)."""
@@ -211,11 +138,12 @@ class Drafter(nn.Module):
         """Rows of the vocabulary product (output_size, H): the own head's, or the kept rows of the target's (V, H)."""
         if self.lm_head is not None:
             return self.lm_head.weight
-        return (
-            lm_head_weight
-            if self.d2t is None
-            else lm_head_weight[self.target_ids(torch.arange(len(self.d2t), device=self.d2t.device))]
-        )
+        ids = self._kept()
+        return lm_head_weight if ids is None else lm_head_weight[ids]
+
+    def _kept(self) -> Tensor | None:
+        """Target ids of a reduced vocabulary, in draft order."""
+        return None if self.d2t is None else self.target_ids(torch.arange(len(self.d2t), device=self.d2t.device))
 
     def target_ids(self, draft_ids: Tensor) -> Tensor:
         """Draft vocabulary ids → target ids (target = draft + d2t[draft], the EAGLE-3 convention)."""
