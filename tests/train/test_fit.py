@@ -16,11 +16,12 @@ from safetensors.torch import load_file
 from lilicorr.runtime.errors import UserError
 from lilicorr.train import fit as module
 from lilicorr.train.checkpoint import read_drafter
-from lilicorr.train.fit import Trainer, fit, schedule
+from lilicorr.train.fit import finish, fit
 from lilicorr.train.lilicorr import LiLiCorrHead
 from lilicorr.train.replay import acceptance_on_continuation
 from lilicorr.train.state import FILE
 from lilicorr.train.target import load_target
+from lilicorr.train.trainer import Trainer, schedule
 from tests.fixtures import TEXT
 from tests.train import independent
 from tests.train.test_recipe import RECIPE
@@ -284,7 +285,7 @@ def test_every_head_learns_saves_and_drafts(recipe, tiny_target, head, bf16):
     while trainer.step < 80:
         trainer.train_step()
     item = trainer.train_set[0]
-    drafter = read_drafter(trainer.finish()).float()
+    drafter = read_drafter(finish(trainer)).float()
     assert type(drafter.config.head) is type(trainer.drafter.config.head)
     target = load_target(tiny_target)
     result = acceptance_on_continuation(target, drafter, item.ids[: item.answer], item.ids[item.answer :])
