@@ -20,6 +20,7 @@ from lilicorr.runtime.errors import UserError
 from lilicorr.train.config import DSparkConfig
 from lilicorr.train.config_json import config_from_dict, config_to_dict
 from lilicorr.train.drafter import Drafter
+from lilicorr.train.rope import Rotary
 from lilicorr.train.tensor_names import five_dimensional, our_name, published_name
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -36,7 +37,6 @@ def read_drafter(folder: Path | str) -> Drafter:
     config = config_from_dict(read_json(folder / CONFIG), str(folder / CONFIG))
     with torch.device("meta"):
         drafter = Drafter(config)
-    expected = drafter.state_dict()
     tensors: dict[str, Tensor] = {}
     problems = []
     # DeepSpec's checkpoints carry frozen copies of the target's tables.
@@ -49,14 +49,7 @@ def read_drafter(folder: Path | str) -> Drafter:
         if name in tensors:
             problems.append(f"twice: {name}, once as {stored}")
         tensors[name] = five_dimensional(name, tensor)
-    problems += [f"missing: {name} {list(t.shape)}" for name, t in expected.items() if name not in tensors]
-    for name, tensor in tensors.items():
-        if name not in expected:
-            problems.append(f"unexpected: {name} {list(tensor.shape)}")
-        elif tensor.shape != expected[name].shape:
-            problems.append(f"shape: {name} is {list(tensor.shape)}, expected {list(expected[name].shape)}")
-        elif tensor.is_floating_point() != expected[name].is_floating_point():
-            problems.append(f"dtype: {name} is {tensor.dtype}, expected {expected[name].dtype}")
+    problems += _mismatches(tensors, drafter.state_dict())
     if "d2t" in tensors and not problems:
         ids = tensors["d2t"] + torch.arange(len(tensors["d2t"]))
         if not 0 <= int(ids.min()) <= int(ids.max()) < config.vocab_size:
@@ -64,10 +57,27 @@ def read_drafter(folder: Path | str) -> Drafter:
                 f"d2t: target ids {int(ids.min())} to {int(ids.max())}, expected 0 to {config.vocab_size - 1}"
             )
     if problems:
-        raise UserError(f"`{folder}` does not fit its configuration:\n  " + "\n  ".join(problems))
+        raise UserError(
+            f"`{folder}` does not fit its configuration:\n  " + "\n  ".join(problems),
+            hint="copy config.json and the weights from the same checkpoint",
+        )
     drafter.load_state_dict(tensors, assign=True)
-    drafter.rotary = type(drafter.rotary)(config.rope, config.head_dim, config.max_position_embeddings)
+    # Not part of the state, so still on the meta device.
+    drafter.rotary = Rotary(config.rope, config.head_dim, config.max_position_embeddings)
     return drafter.eval()
+
+
+def _mismatches(tensors: dict[str, Tensor], expected: dict[str, Tensor]) -> list[str]:
+    """Tensors that are missing, unexpected, or of another shape or kind of number."""
+    problems = [f"missing: {name} {list(t.shape)}" for name, t in expected.items() if name not in tensors]
+    for name, tensor in tensors.items():
+        if name not in expected:
+            problems.append(f"unexpected: {name} {list(tensor.shape)}")
+        elif tensor.shape != expected[name].shape:
+            problems.append(f"shape: {name} is {list(tensor.shape)}, expected {list(expected[name].shape)}")
+        elif tensor.is_floating_point() != expected[name].is_floating_point():
+            problems.append(f"dtype: {name} is {tensor.dtype}, expected {expected[name].dtype}")
+    return problems
 
 
 def write_drafter(drafter: Drafter, folder: Path | str) -> None:
@@ -92,9 +102,8 @@ def _write_files(folder: Path, tensors: dict[str, Tensor], data: dict[str, Any])
         (Path(work) / CONFIG).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
         for name in (WEIGHTS, CONFIG):
             os.replace(Path(work) / name, folder / name)
-    (folder / INDEX).unlink(
-        missing_ok=True
-    )  # the index of a sharded checkpoint written here before would win on reading
+    # The index of a sharded checkpoint written here before would win on reading.
+    (folder / INDEX).unlink(missing_ok=True)
 
 
 def read_json(path: Path) -> dict[str, Any]:
