@@ -162,9 +162,8 @@ def lattice_terms(
     counted = whole & (present.cumprod(-1) > 0)
 
     previous = gold_index[:, :-1, None, None].expand(-1, -1, 1, pair.shape[-1])
-    rows = torch.cat(
-        [start[:, None], pair.gather(2, previous).squeeze(2)], dim=1
-    )  # (N,S,K), teacher-forced predecessor
+    # (N,S,K): the row of the gold predecessor (teacher forcing)
+    rows = torch.cat([start[:, None], pair.gather(2, previous).squeeze(2)], dim=1)
     log_p = torch.log_softmax(rows, dim=-1)
     denominator = counted.sum().clamp_min(1)
 
