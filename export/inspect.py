@@ -11,6 +11,7 @@ from lilicorr.export.plan import render_tensors
 from lilicorr.export.report import COLUMNS, JSON_NAME
 from lilicorr.export.tables import human_bytes, table
 from lilicorr.runtime.bundle import open_bundle
+from lilicorr.runtime.errors import UserError
 from lilicorr.runtime.manifest import Manifest
 
 
@@ -70,12 +71,19 @@ def _users(manifest: Manifest) -> dict[str, tuple[str, ...]]:
 
 
 def _parity(folder: Path) -> list[dict[str, Any]] | None:
+    """The summary of the bundle's check, None when it was not checked. The file has no hash, so its rows are looked at."""
     path = folder / JSON_NAME
-    return json.loads(path.read_text(encoding="utf-8"))["summary"] if path.is_file() else None
+    if not path.is_file():
+        return None
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))["summary"]
+        return [{column: row[column] for column in COLUMNS} for row in rows]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"`{path}` is damaged: {error!r}", hint=f"lilicorr-export check {folder}") from None
 
 
 def _parity_text(folder: Path) -> str:
     summary = _parity(folder)
     if summary is None:
         return f"parity: not checked yet: lilicorr-export check {folder}"
-    return table(("parity", *COLUMNS[1:-1], ""), [[line[column] for column in COLUMNS] for line in summary])
+    return table(("parity", *COLUMNS[1:-1], ""), [list(row.values()) for row in summary])

@@ -35,3 +35,12 @@ def test_a_missing_file_is_refused(own_bundle):
     (own_bundle / "weights/target.bin").unlink()
     with pytest.raises(UserError, match=r"weights/target\.bin"):
         inspect_bundle(own_bundle)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"summary": [{"rung": 1}]}', '{"summary": 3}', "\xff"])
+def test_a_damaged_parity_report_names_the_command(own_bundle, text):
+    (own_bundle / "parity.json").write_text(text, encoding="latin-1")
+    for show in (inspect_bundle, render):
+        with pytest.raises(UserError, match="is damaged") as caught:
+            show(own_bundle)
+        assert caught.value.hint == f"lilicorr-export check {own_bundle}"
