@@ -80,7 +80,8 @@ def generate(
     from lilicorr.runtime.session import load
     from lilicorr.runtime.tokenizer import user_message
 
-    prompt = sys.stdin.read() if prompt == "-" else prompt
+    if prompt == "-":
+        prompt = sys.stdin.read() if sys.stdin else ""
     if not prompt.strip():
         raise UserError("the prompt is empty", hint='lilicorr-run generate BUNDLE "Why is the sky blue?"')
     color, options = _options(rest)

@@ -15,6 +15,8 @@ class Group(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
+            if sys.stdout is None:  # `>&-`
+                raise UserError("standard output is closed", hint="send it to a file or to /dev/null")
             return super().invoke(ctx)
         except UserError as error:
             click.echo(f"error: {error}", err=True)

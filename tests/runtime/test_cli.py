@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -110,3 +112,12 @@ def test_doctor(tmp_path: Path) -> None:
     broken = run("doctor", str(tmp_path))
     assert broken.exit_code == 1
     assert "is not a bundle" in broken.stdout
+
+
+@pytest.mark.parametrize(("line", "message"), [("doctor >&-", "output is closed"), ("generate b - <&-", "is empty")])
+def test_closed_streams(line: str, message: str) -> None:
+    command = f"'{sys.executable}' -c 'from lilicorr.runtime.cli import main; main()' {line}"
+    done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")
+    assert message in done.stderr
