@@ -133,3 +133,7 @@ def import_gguf(source: Path, out: Path) -> None:
     from lilicorr.train.import_gguf import folder_from_gguf
 
     click.echo(folder_from_gguf(source, out))
+
+
+if __name__ == "__main__":  # accelerate launches modules
+    main()
