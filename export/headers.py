@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lilicorr.runtime.errors import UserError
+from lilicorr.train.folder import model_files
 
-INDEX_NAME = "model.safetensors.index.json"
 _MAX_HEADER = 100_000_000  # bytes; the limit of the safetensors format itself
 
 
@@ -38,7 +38,7 @@ def read_headers(folder: Path) -> dict[str, TensorHeader]:
     """
     problems: list[str] = []
     tensors: dict[str, TensorHeader] = {}
-    for name in _model_files(folder):
+    for name in model_files(folder):
         try:
             tensors.update(_file_header(folder / name))
         except UserError as error:
@@ -46,29 +46,6 @@ def read_headers(folder: Path) -> dict[str, TensorHeader]:
     if problems:
         raise UserError("\n".join(problems), hint="download or copy the named files again")
     return tensors
-
-
-def _model_files(folder: Path) -> list[str]:
-    index = folder / INDEX_NAME
-    if index.is_file():
-        try:
-            files = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"`{index}` is not a safetensors index: {error}", hint="download it again") from None
-        foreign = [name for name in files if not isinstance(name, str) or Path(name).name != name]
-        if foreign:
-            raise UserError(
-                f"`{index}`: `weight_map` must name files of this folder, found {foreign[0]!r}",
-                hint="download it again",
-            )
-        return sorted(files)
-    names = sorted(path.name for path in folder.glob("*.safetensors"))
-    if not names:
-        raise UserError(
-            f"`{folder}` holds no safetensors file",
-            hint="lilicorr reads safetensors only; convert the checkpoint first",
-        )
-    return names
 
 
 def _file_header(path: Path) -> dict[str, TensorHeader]:

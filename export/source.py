@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from lilicorr.export.headers import TensorHeader, read_headers
 from lilicorr.runtime.errors import UserError
 from lilicorr.train.config import DrafterConfig
 from lilicorr.train.config_json import config_from_dict
+from lilicorr.train.folder import read_json
 from lilicorr.train.tokenizer_map import read_map
 
 
@@ -128,15 +128,7 @@ def _config(folder: Path, role: str) -> dict[str, Any]:
 
 def _json(path: Path) -> dict[str, Any]:
     """The object in `path`; {} when there is no such file."""
-    if not path.is_file():
-        return {}
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"`{path}` cannot be read: {error}", hint="download it again") from None
-    if not isinstance(data, dict):
-        raise UserError(f"`{path}`: expected a JSON object, found {type(data).__name__}", hint="download it again")
-    return data
+    return read_json(path) if path.is_file() else {}
 
 
 def _number_problems(config: dict[str, Any]) -> list[str]:

@@ -20,10 +20,9 @@ from lilicorr.runtime.errors import UserError
 from lilicorr.train.config import DSparkConfig
 from lilicorr.train.config_json import config_from_dict, config_to_dict
 from lilicorr.train.drafter import Drafter
+from lilicorr.train.folder import CONFIG, INDEX, WEIGHTS, model_files, read_json
 from lilicorr.train.rope import Rotary
 from lilicorr.train.tensor_names import five_dimensional, our_name, published_name
-
-CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 
 
 def read_drafter(folder: Path | str) -> Drafter:
@@ -106,22 +105,9 @@ def _write_files(folder: Path, tensors: dict[str, Tensor], data: dict[str, Any])
     (folder / INDEX).unlink(missing_ok=True)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file, or a UserError that says what is wrong with it."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"`{path}` does not exist, expected a Hugging Face style folder there") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise UserError(f"`{path}` cannot be read: {error}") from None
-    if not isinstance(data, dict):
-        raise UserError(f"`{path}` holds a {type(data).__name__}, expected an object")
-    return data
-
-
 def _read_tensors(folder: Path) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
-    for shard in _shards(folder):
+    for shard in model_files(folder):
         path = folder / shard
         if not path.is_file():
             raise UserError(
@@ -132,14 +118,3 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
         except SafetensorError as error:
             raise UserError(f"`{path}` is truncated or damaged: {error}", hint="copy the file again") from None
     return tensors
-
-
-def _shards(folder: Path) -> list[str]:
-    if not (folder / INDEX).is_file():
-        return [WEIGHTS]
-    weight_map = read_json(folder / INDEX).get("weight_map")
-    files: list[Any] = list(weight_map.values()) if isinstance(weight_map, dict) else [None]
-    foreign = [name for name in files if not isinstance(name, str) or Path(name).name != name]
-    if foreign:
-        raise UserError(f"`{folder / INDEX}`: `weight_map` must name files of this folder, found {foreign[0]!r}")
-    return sorted(set(files))

@@ -6,8 +6,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from lilicorr.export.headers import INDEX_NAME, read_headers
+from lilicorr.export.headers import read_headers
 from lilicorr.runtime.errors import UserError
+from lilicorr.train.folder import INDEX
 
 
 @pytest.fixture
@@ -23,12 +24,12 @@ def test_names_dtypes_and_shapes(folder):
 
 def test_only_the_shards_of_the_index_are_read(folder):
     save_file({"c": torch.zeros(1)}, folder / "one.safetensors")
-    (folder / INDEX_NAME).write_text(json.dumps({"weight_map": {"c": "one.safetensors"}}))
+    (folder / INDEX).write_text(json.dumps({"weight_map": {"c": "one.safetensors"}}))
     assert list(read_headers(folder)) == ["c"]
 
 
 def test_every_bad_shard_is_listed(folder):
-    (folder / INDEX_NAME).write_text(json.dumps({"weight_map": {"x": "gone.safetensors", "y": "short.safetensors"}}))
+    (folder / INDEX).write_text(json.dumps({"weight_map": {"x": "gone.safetensors", "y": "short.safetensors"}}))
     whole = (folder / "model.safetensors").read_bytes()
     (folder / "short.safetensors").write_bytes(whole[:-1])
     with pytest.raises(UserError) as caught:

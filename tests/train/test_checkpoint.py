@@ -305,7 +305,12 @@ def test_truncated_weights(folder, keep):
 
 @pytest.mark.parametrize(
     ("content", "text"),
-    [(b"{", "cannot be read"), (b"\xff\xfe", "cannot be read"), (b"[]", "holds a list"), (None, "does not exist")],
+    [
+        (b"{", "cannot be read"),
+        (b"\xff\xfe", "cannot be read"),
+        (b"[]", "expected a JSON object, found list"),
+        (None, "does not exist"),
+    ],
 )
 def test_unreadable_config(folder, content, text):
     path = folder / "config.json"
@@ -317,7 +322,7 @@ def test_no_weights_and_pickled_weights(folder):
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(UserError) as caught:
         read_drafter(folder)
-    assert "model.safetensors` does not exist" in caught.value.what
+    assert "holds no safetensors file: neither `model.safetensors`" in caught.value.what
     assert "only safetensors" in caught.value.hint
 
 
