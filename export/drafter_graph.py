@@ -1,6 +1,6 @@
 """The DFlash drafter as a graph: new context rows in, candidates per slot out, no cache of its own.
 
-The layers are `lilicorr.train.drafter`'s; this module gives them two-part attention (committed context rows and rows of this call)
+The layers are `lilicorr.train.layers`'; this module gives them two-part attention (committed context rows and rows of this call)
 and turns the hidden rows into sorted candidates. Inputs and outputs: docs/design.md, "The three graphs".
 """
 
