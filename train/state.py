@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
+import shutil
 from pathlib import Path
 
 import torch
@@ -20,6 +22,7 @@ FREE = {"out", "save_every", "threads", "logit_rows", "keep_states", "tensorboar
 
 def save(out: Path, recipe: Recipe, drafter: Drafter, optimiser: torch.optim.Optimizer, step: int) -> None:
     """Write the state; the previous one stays until the new one is whole."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     tensors = {f"model.{name}": tensor for name, tensor in drafter.state_dict().items()}
@@ -30,7 +33,7 @@ def save(out: Path, recipe: Recipe, drafter: Drafter, optimiser: torch.optim.Opt
     temporary = out / f"{FILE}.{os.getpid()}"
     try:
         save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, temporary, metadata=metadata)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         temporary.unlink(missing_ok=True)
         raise UserError(f"the state cannot be saved in `{out}`: {error}; the one saved before is untouched") from None
     _rotate(out, recipe.keep_states, step)
@@ -38,12 +41,26 @@ def save(out: Path, recipe: Recipe, drafter: Drafter, optimiser: torch.optim.Opt
 
 
 def _rotate(out: Path, keep: int, step: int) -> None:
-    """Put the newest state aside, under the step that replaces it, and remove the oldest ones beyond `keep`."""
+    """Keep the newest state aside too under its step, unless it is of this one, and remove the oldest ones beyond `keep`."""
+    from safetensors import SafetensorError, safe_open
+
     if keep > 1 and (out / FILE).is_file():
-        os.replace(out / FILE, out / f"state-before-{step:09d}.safetensors")
-    older = sorted(out.glob("state-before-*.safetensors"))
+        with contextlib.suppress(SafetensorError), safe_open(out / FILE, "pt") as file:
+            saved = int(file.metadata()["step"])
+            if saved != step:
+                _copy(out / FILE, out / f"state-{saved:09d}.safetensors")
+    older = sorted(out.glob("state-*.safetensors"))
     for path in older[: max(0, len(older) - (keep - 1))]:
         path.unlink()
+
+
+def _copy(source: Path, destination: Path) -> None:
+    """By a hard link where the file system has them: the source is replaced next, never written to."""
+    destination.unlink(missing_ok=True)
+    try:
+        os.link(source, destination)
+    except OSError:
+        shutil.copyfile(source, destination)
 
 
 def load(out: Path, recipe: Recipe, drafter: Drafter, optimiser: torch.optim.Optimizer) -> int:

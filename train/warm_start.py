@@ -7,7 +7,8 @@ import dataclasses
 from lilicorr.runtime.errors import UserError
 from lilicorr.train.drafter import Drafter
 
-FREE = {"head", "extra", "initializer_range", "max_position_embeddings"}  # change no number of the forward
+# Change no number of the forward, or are compared otherwise (head, windows).
+FREE = {"head", "extra", "initializer_range", "max_position_embeddings", "layer_types", "sliding_window"}
 
 
 def check_warm_start(source: Drafter, drafter: Drafter) -> None:
@@ -25,6 +26,9 @@ def check_warm_start(source: Drafter, drafter: Drafter) -> None:
         for f in dataclasses.fields(ours)
         if f.name not in FREE and getattr(theirs, f.name) != getattr(ours, f.name)
     ]
+    windows = [[config.window(i) for i in range(config.num_hidden_layers)] for config in (theirs, ours)]
+    if windows[0] != windows[1]:
+        different.append(f"windows: {windows[0]} there, {windows[1]} here")
     if theirs.head is not None and type(theirs.head) is type(ours.head):
         different += [
             f"head.{name}: {value!r} there, {vars(ours.head)[name]!r} here"
