@@ -77,7 +77,8 @@ $(BUNDLE)/parity.json: $(BUNDLE)/manifest.json
 TENSORRT := build/tensorrt
 SYSTEM_HEADERS := $(firstword $(wildcard /usr/include/NvInferRuntime.h /usr/include/*-linux-gnu/NvInferRuntime.h))
 TENSORRT_INCLUDE_DIR ?= $(if $(SYSTEM_HEADERS),$(patsubst %/,%,$(dir $(SYSTEM_HEADERS))),$(CURDIR)/$(TENSORRT)/include)
-TENSORRT_WHEELS := $(addprefix $(TENSORRT)/,lean-10.15.1.29 lean-10.16.1.11 lean-11.4.0.106 rtx-1.7.1.116)
+TENSORRT_WHEELS := $(addprefix $(TENSORRT)/,lean-10.15.1.29 lean-10.16.1.11 lean-11.4.0.106 rtx-1.7.1.116) \
+	$(addprefix $(TENSORRT)/,bindings-10.3.0 bindings-10.16.1.11 bindings-11.4.0.106)
 
 .PHONY: plugin tensorrt-wheels
 plugin: $(TENSORRT_INCLUDE_DIR)/NvInferRuntime.h
@@ -100,3 +101,7 @@ $(TENSORRT)/lean-%: | $(INSTALLED)
 $(TENSORRT)/rtx-%: | $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ \
 	tensorrt-rtx-cu13-libs==$* tensorrt-rtx-cu13-bindings==$*
+
+# Python bindings alone, without TensorRT: what our builder calls is checked against their signatures.
+$(TENSORRT)/bindings-%: | $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ tensorrt-cu12-bindings==$*

@@ -11,10 +11,11 @@ from typing import Any
 import click
 
 from lilicorr.export.architectures import PROVEN
-from lilicorr.export.options import CONTEXT_CAP, ELEMENT_BYTES, BuildOptions
+from lilicorr.export.options import CONTEXT_CAP, ELEMENT_BYTES, BuildOptions, EngineOptions
 from lilicorr.runtime.commands import Group
 
 DEFAULTS = BuildOptions()
+ENGINE_DEFAULTS = EngineOptions()
 FOLDER = click.Path(path_type=Path)
 
 
@@ -111,3 +112,44 @@ def check(bundle: Path, as_json: bool, **choices: Any) -> None:
         click.echo(json.dumps(report))
     if not report["passed"]:
         sys.exit(EXIT_PARITY)
+
+
+@main.command()
+@click.argument("bundle", type=FOLDER)
+@click.option(
+    "--backend", type=click.Choice(["tensorrt", "tensorrt-rtx"]), default=ENGINE_DEFAULTS.backend, show_default=True
+)
+@click.option(
+    "--compute-capability", help="Build for these, e.g. 8.9,12.0 (tensorrt-rtx).  [default: that of the GPU here]"
+)
+@click.option("--out", type=FOLDER, help="Engine folder to make or replace.  [default: BUNDLE/engines/…]")
+@click.option("--precision", help="Make sure that it is this one.  [default: the bundle's]")
+@click.option("--workspace", "workspace_mib", type=click.IntRange(1), help="Scratch memory in MiB.  [default: all]")
+@click.option(
+    "--optimization-level",
+    type=click.IntRange(0, 5),
+    default=ENGINE_DEFAULTS.optimization_level,
+    show_default=True,
+    help="Lower builds faster and in less memory.",
+)
+@click.option("--plugin/--no-plugin", default=True, help="--no-plugin: the walk in standard operators.")
+@click.option("--force", is_flag=True, help="Build even what is up to date.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object as the last line of stdout.")
+def engine(bundle: Path, out: Path | None, compute_capability: str | None, as_json: bool, **choices: Any) -> None:
+    """Build TensorRT engines from a bundle, on the device or (tensorrt-rtx) ahead of time without a GPU."""
+    from lilicorr.export.device_rules import parse_capabilities
+    from lilicorr.export.engine import build_engines
+    from lilicorr.export.progress import Progress
+    from lilicorr.export.tables import human_bytes, table
+
+    capabilities = parse_capabilities(compute_capability) if compute_capability else ()
+    options = EngineOptions(compute_capabilities=capabilities, **choices)
+    progress = Progress(sys.stderr)
+    folder, engines = build_engines(bundle, out, options, progress)
+    rows = [(e.file, human_bytes(e.bytes), ", ".join(p.name for p in e.profiles)) for e in engines.engines.values()]
+    click.echo(table(("engine", "size", "profiles"), rows))
+    click.echo(
+        f"engines `{folder}`: {engines.backend} {engines.tensorrt_version}, {', '.join(engines.compute_capabilities)}"
+    )
+    if as_json:
+        click.echo(json.dumps({"engines": str(folder), "seconds": progress.seconds}))

@@ -21,3 +21,16 @@ class BuildOptions:
     def context(self, limit: int) -> int:
         """Tokens to serve for models that were made for at most `limit`."""
         return min(CONTEXT_CAP, limit) if self.max_context is None else self.max_context
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """The choices of `lilicorr-export engine`."""
+
+    backend: str = "tensorrt"
+    compute_capabilities: tuple[str, ...] = ()  # empty: that of the GPU here
+    precision: str | None = None  # None: the bundle's; anything else is checked and refused with the reason
+    workspace_mib: int | None = None  # None: all of the device's memory, TensorRT's own choice
+    optimization_level: int = 3  # TensorRT's own default; lower builds faster and in less memory
+    plugin: bool = True  # `tensorrt` only: the walk as a plugin; otherwise as standard operators
+    force: bool = False

@@ -12,7 +12,7 @@ HEAVY = {"torch", "transformers", "onnx", "onnxscript", "onnxruntime", "safetens
 # folder -> the packages of ours, and the third-party packages, it may import anywhere in its source
 OURS = {
     "train": {"train", "runtime"},
-    "export": {"export", "train", "runtime"},
+    "export": {"export", "train", "runtime", "plugins_trt"},
     "runtime": {"runtime"},
     "plugins_trt": {"plugins_trt"},
 }
