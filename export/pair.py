@@ -97,8 +97,8 @@ def _drafter_problems(drafter: DrafterFolder, block_size: int | None) -> Iterato
         yield f"`block_size` {config.block_size}: a block is an anchor and at least one slot"
     if block_size is not None and not 2 <= block_size <= config.block_size:
         yield f"--block-size {block_size}: expected 2 to {config.block_size}, the size the drafter was trained with"
-    if config.candidate_topk > config.output_size:
-        yield f"`lilicorr_candidate_topk` {config.candidate_topk} exceeds the drafter's vocabulary {config.output_size}"
+    if not 1 <= config.candidate_topk <= config.output_size:
+        yield f"`lilicorr_candidate_topk` {config.candidate_topk}: expected 1 to {config.output_size}, the drafter's vocabulary"
     if config.draft_vocab_size is not None and "d2t" not in drafter.headers:
         yield f"`draft_vocab_size` is {config.draft_vocab_size} but the files hold no tensor `d2t`"
     if config.draft_vocab_size is None and "d2t" in drafter.headers:

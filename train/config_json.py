@@ -6,6 +6,7 @@ Every problem of a file is reported at once.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from lilicorr.runtime.errors import UserError
@@ -38,6 +39,8 @@ class _Reader:
             value = float(value)
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             self.problems.append(f"`{key}`: expected {kind.__name__}, found {value!r}")
+        elif isinstance(value, float) and not math.isfinite(value):  # Python's JSON reads NaN and Infinity
+            self.problems.append(f"`{key}`: expected a finite number, found {value!r}")
         return value
 
 

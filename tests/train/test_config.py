@@ -200,3 +200,10 @@ def test_published_keys_are_written_and_unknown_ones_carried_through():
     expected = drafter_config(bos_token_id=1, auto_map={"AutoModel": "dflash.X"})
     expected.pop("torch_dtype")  # the writer of the tensors states it
     assert written == expected
+
+
+@pytest.mark.parametrize("key", ["lilicorr_logit_scale", "lilicorr_vector_eps"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_number_that_is_not_finite(key, value):
+    with pytest.raises(UserError, match=rf"`dflash_config\.{key}`: expected a finite number, found"):
+        config_from_dict(drafter_config(**{key: value}))
