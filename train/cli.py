@@ -29,7 +29,11 @@ def main() -> None:
 
 
 @main.command()
-@click.option("--target", required=True, type=FOLDER, help="Hugging Face folder of the target.")
+@click.option("--target", type=FOLDER, help="Hugging Face folder of the target, to answer here.")
+@click.option(
+    "--endpoint", metavar="URL", help="OpenAI-compatible server that serves the target, like http://host:8000/v1."
+)
+@click.option("--model", help="Name of the target on that server.")
 @click.option("--prompts", required=True, type=FILE, help="JSON lines with `id`, `category` and `turns`.")
 @click.option("--out", required=True, type=FILE, help="JSON lines to append to; ids it holds are skipped.")
 @click.option(
@@ -38,15 +42,38 @@ def main() -> None:
 @click.option(
     "--batch-size", default=BATCH_SIZE, show_default=True, type=click.IntRange(1), help="Prompts decoded together."
 )
+@click.option("--temperature", default=0.0, show_default=True, type=click.FloatRange(0), help="0 is greedy.")
+@click.option("--seed", default=0, show_default=True, help="Of sampled responses.")
 @click.option("--json", "as_json", is_flag=True, help="Print the counts as one JSON object.")
-def regenerate(target: Path, prompts: Path, out: Path, max_new_tokens: int, batch_size: int, as_json: bool) -> None:
-    """Write the target's own greedy responses to a prompt file.
+def regenerate(
+    target: Path | None,
+    endpoint: str | None,
+    model: str | None,
+    prompts: Path,
+    out: Path,
+    max_new_tokens: int,
+    batch_size: int,
+    temperature: float,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Write the target's own responses to a prompt file.
 
     Stop it at any time; the same command goes on where it stopped.
     """
     from lilicorr.train.regenerate import regenerate
+    from lilicorr.train.responders import Endpoint, LocalTarget, Responder
 
-    result = regenerate(target, prompts, out, max_new_tokens=max_new_tokens, batch_size=batch_size)
+    def responder() -> Responder:
+        if target is not None:
+            return LocalTarget(target, max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
+        assert endpoint is not None
+        assert model is not None
+        return Endpoint(endpoint, model, max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
+
+    if (target is None) == (endpoint is None) or (endpoint is None) != (model is None):
+        raise click.UsageError("give --target, or --endpoint and --model")
+    result = regenerate(responder, prompts, out, batch_size=batch_size)
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(result)))
         return

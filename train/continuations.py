@@ -18,7 +18,7 @@ from lilicorr.runtime.prompts import Prompt
 from lilicorr.train.data import encode_question
 from lilicorr.train.generate import greedy_batch, sampled_batch
 from lilicorr.train.progress import Progress
-from lilicorr.train.regenerate import stop_token_ids
+from lilicorr.train.target import stop_token_ids
 
 BATCH_SIZE = 16
 

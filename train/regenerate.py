@@ -1,4 +1,4 @@
-"""The target's own greedy responses to a prompt file: what a drafter is trained on.
+"""The target's own responses to a prompt file, greedy or sampled: what a drafter is trained on.
 
 One JSON line per prompt, in no particular order: `id`, `category`, `turns`, `response`, `finished` (true when the
 target ended by itself within the limit). Only the first user message is answered, and `turns` is cut to it, so a line
@@ -12,12 +12,14 @@ from __future__ import annotations
 import json
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from lilicorr.runtime.errors import UserError
+from lilicorr.runtime.prompts import read_prompts
 from lilicorr.train.progress import Progress
+from lilicorr.train.responders import Responder
 
 MAX_NEW_TOKENS = 192
 BATCH_SIZE = 32
@@ -37,78 +39,56 @@ class Regenerated:
 
 
 def regenerate(
-    target_dir: Path,
-    prompts_file: Path,
-    out_file: Path,
-    *,
-    max_new_tokens: int = MAX_NEW_TOKENS,
-    batch_size: int = BATCH_SIZE,
+    responder: Callable[[], Responder], prompts_file: Path, out_file: Path, *, batch_size: int = BATCH_SIZE
 ) -> Regenerated:
-    """Append the greedy responses of the target at `target_dir` to `out_file`, skipping the ids it holds.
+    """Append the responses of a target to `out_file`, skipping the ids it holds.
+
+    Args:
+        responder: Makes who answers; called only when there is something left to answer.
 
     Raises:
         UserError: target, prompt file or output unusable, or a line of `out_file` (but the last) is not a response.
     """
-    from transformers import AutoTokenizer
-
-    from lilicorr.runtime.prompts import read_prompts
-    from lilicorr.train.data import encode_question
-    from lilicorr.train.generate import greedy_batch
-    from lilicorr.train.target import load_target
-
     prompts = {prompt.id: prompt for prompt in reversed(read_prompts(prompts_file))}  # the first of equal ids wins
     done = resume(out_file)
     todo = [prompt for id, prompt in reversed(prompts.items()) if id not in done]
-    progress = Progress(len(todo))
     already = len(prompts.keys() & done)
     if not todo:
         return Regenerated(len(prompts), already, 0, 0, 0, 0, 0.0)
 
-    model = load_target(target_dir)
-    tokenizer = AutoTokenizer.from_pretrained(target_dir)
-    stop_ids = stop_token_ids(model, tokenizer)
-    room = model.config.max_position_embeddings - max_new_tokens
-    encoded = [(prompt, encode_question(tokenizer, prompt.turns[0])) for prompt in todo]
-    fitting = sorted((item for item in encoded if len(item[1]) <= room), key=lambda item: len(item[1]))
+    answering = responder()
+    fitting, too_long = answering.order(todo)
     batches = [fitting[i : i + batch_size] for i in range(0, len(fitting), batch_size)]
     random.Random(0).shuffle(batches)  # a run that is stopped early has seen prompts of every length
+    progress = Progress(len(fitting))
 
-    tokens = finished = 0
+    tokens = finished = written = 0
     with out_file.open("a", encoding="utf-8") as out:
         for batch in batches:
-            answers = greedy_batch(model, [ids for _, ids in batch], max_new_tokens=max_new_tokens, stop_ids=stop_ids)
-            lines = []
-            for (prompt, _), answer in zip(batch, answers, strict=True):
-                ended = answer[-1] in stop_ids
+            for prompt, response in zip(batch, answering.answer(batch), strict=True):
+                if response is None:
+                    too_long += 1
+                    continue
                 line = {
                     "id": prompt.id,
                     "category": prompt.category,
                     "turns": [prompt.turns[0]],
-                    "response": tokenizer.decode(answer, skip_special_tokens=True),
-                    "finished": ended,
+                    "response": response.text,
+                    "finished": response.finished,
                 }
-                lines.append(json.dumps(line) + "\n")
-                tokens += len(answer)
-                finished += ended
-            out.write("".join(lines))
+                out.write(json.dumps(line) + "\n")
+                written, tokens, finished = written + 1, tokens + response.tokens, finished + response.finished
             out.flush()
             progress.advance(len(batch), tokens)
     return Regenerated(
         prompts=len(prompts),
         already_done=already,
-        too_long=len(encoded) - len(fitting),
-        written=len(fitting),
+        too_long=too_long,
+        written=written,
         finished=finished,
         tokens=tokens,
         seconds=round(time.monotonic() - progress.began, 1),
     )
-
-
-def stop_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    """The tokens that end an answer: those of the generation config and the tokenizer's end-of-sequence token."""
-    configured = model.generation_config.eos_token_id
-    ids = configured if isinstance(configured, list) else [configured]
-    return frozenset(id for id in [*ids, tokenizer.eos_token_id] if id is not None)
 
 
 def resume(out_file: Path) -> set[str]:

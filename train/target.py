@@ -68,3 +68,10 @@ def embedding_table(model: Any) -> Tensor:
 def lm_head_table(model: Any) -> Tensor:
     """(V, H) output embedding; the same tensor as the input's when tied."""
     return model.get_output_embeddings().weight
+
+
+def stop_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    """The tokens that end an answer: those of the generation config and the tokenizer's end-of-sequence token."""
+    configured = model.generation_config.eos_token_id
+    ids = configured if isinstance(configured, list) else [configured]
+    return frozenset(id for id in [*ids, tokenizer.eos_token_id] if id is not None)

@@ -32,6 +32,8 @@ def test_regenerate_prints_counts_as_json(tiny_target, tmp_path):
         ({"--target": "nowhere"}, 1, "hint: make target"),
         ({"--prompts": "nowhere.jsonl"}, 1, "`nowhere.jsonl` cannot be read"),
         ({"--batch-size": "0"}, 2, "--batch-size"),
+        ({"--endpoint": "http://127.0.0.1:9/v1", "--model": "m"}, 2, "give --target, or --endpoint and --model"),
+        ({"--model": "m"}, 2, "give --target, or --endpoint and --model"),
     ],
 )
 def test_regenerate_mistakes(tiny_target, tmp_path, change, code, text):

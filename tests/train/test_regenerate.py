@@ -1,16 +1,20 @@
-"""regenerate on the tiny target: content, resuming, duplicates, bad files; and on the real target where it is there."""
+"""regenerate on the tiny target and on a fake server: content, resuming, duplicates, bad files; and on the real target."""
 
 import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
 
 from lilicorr.runtime.errors import UserError
-from lilicorr.train import generate
+from lilicorr.train import generate, responders
 from lilicorr.train.data import encode_question
-from lilicorr.train.regenerate import regenerate, resume, stop_token_ids
-from lilicorr.train.target import load_target
+from lilicorr.train.regenerate import regenerate, resume
+from lilicorr.train.responders import Endpoint, LocalTarget
+from lilicorr.train.target import load_target, stop_token_ids
 
 REAL_TARGET = Path(__file__).parents[2] / "build" / "smollm2-135m-hf"
 QUESTIONS = ["the fox", "a lazy dog over the quick user", "jumps", "while the assistant answers the brown fox"]
@@ -26,6 +30,10 @@ def read(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def local(target, max_new_tokens, temperature=0.0, seed=0):
+    return lambda: LocalTarget(target, max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
+
+
 @pytest.fixture
 def prompts(tmp_path):
     return write_prompts(tmp_path / "prompts.jsonl", "abcd")
@@ -35,7 +43,7 @@ def test_each_prompt_gets_the_targets_own_greedy_response(tiny_target, prompts, 
     from transformers import AutoTokenizer
 
     out = tmp_path / "deeper" / "out.jsonl"
-    result = regenerate(tiny_target, prompts, out, max_new_tokens=6, batch_size=3)
+    result = regenerate(local(tiny_target, 6), prompts, out, batch_size=3)
     assert (result.prompts, result.written, result.already_done, result.too_long) == (4, 4, 0, 0)
 
     model, tokenizer = load_target(tiny_target), AutoTokenizer.from_pretrained(tiny_target)
@@ -57,7 +65,7 @@ def test_each_prompt_gets_the_targets_own_greedy_response(tiny_target, prompts, 
 
 def test_a_stopped_run_goes_on_and_ends_with_the_same_lines(tiny_target, prompts, tmp_path, monkeypatch):
     whole, stopped = tmp_path / "whole.jsonl", tmp_path / "stopped.jsonl"
-    regenerate(tiny_target, prompts, whole, max_new_tokens=5, batch_size=1)
+    regenerate(local(tiny_target, 5), prompts, whole, batch_size=1)
 
     real, calls = generate.greedy_batch, []
 
@@ -69,22 +77,22 @@ def test_a_stopped_run_goes_on_and_ends_with_the_same_lines(tiny_target, prompts
 
     monkeypatch.setattr(generate, "greedy_batch", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        regenerate(tiny_target, prompts, stopped, max_new_tokens=5, batch_size=1)
+        regenerate(local(tiny_target, 5), prompts, stopped, batch_size=1)
     assert len(read(stopped)) == 2
     with stopped.open("a") as file:
         file.write('{"id": "c", "respo')  # killed in the middle of a line
-    result = regenerate(tiny_target, prompts, stopped, max_new_tokens=5, batch_size=1)
+    result = regenerate(local(tiny_target, 5), prompts, stopped, batch_size=1)
     assert (result.already_done, result.written) == (2, 2)
     assert sorted(stopped.read_text().splitlines()) == sorted(whole.read_text().splitlines())
 
     before = stopped.read_bytes()
-    assert regenerate(tiny_target, prompts, stopped, max_new_tokens=5).written == 0
+    assert regenerate(local(tiny_target, 5), prompts, stopped).written == 0
     assert stopped.read_bytes() == before
 
 
 def test_of_equal_ids_the_first_is_answered_once(tiny_target, tmp_path):
     out = tmp_path / "out.jsonl"
-    result = regenerate(tiny_target, write_prompts(tmp_path / "p.jsonl", "abaa"), out, max_new_tokens=2)
+    result = regenerate(local(tiny_target, 2), write_prompts(tmp_path / "p.jsonl", "abaa"), out)
     assert result.prompts == 2
     assert sorted((line["id"], line["turns"]) for line in read(out)) == [("a", QUESTIONS[:1]), ("b", QUESTIONS[1:2])]
 
@@ -92,14 +100,14 @@ def test_of_equal_ids_the_first_is_answered_once(tiny_target, tmp_path):
 def test_only_the_first_turn_is_answered(tiny_target, tmp_path):
     prompts, out = tmp_path / "p.jsonl", tmp_path / "out.jsonl"
     prompts.write_text('{"id": "x", "category": "", "turns": ["the fox", "and the dog?"]}\n')
-    regenerate(tiny_target, prompts, out, max_new_tokens=2)
+    regenerate(local(tiny_target, 2), prompts, out)
     assert read(out)[0]["turns"] == ["the fox"]
 
 
 def test_a_prompt_that_does_not_fit_is_skipped_and_counted(tiny_target, tmp_path):
     prompts, out = tmp_path / "p.jsonl", tmp_path / "out.jsonl"
     prompts.write_text(json.dumps({"id": "long", "turns": ["fox " * 600]}) + '\n{"id": "short", "turns": ["fox"]}\n')
-    result = regenerate(tiny_target, prompts, out, max_new_tokens=2)
+    result = regenerate(local(tiny_target, 2), prompts, out)
     assert (result.too_long, result.written) == (1, 1)
     assert [line["id"] for line in read(out)] == ["short"]
 
@@ -123,8 +131,94 @@ def test_an_answer_with_unicode_line_separators_stays_one_line(tiny_target, prom
 
     monkeypatch.setattr(PreTrainedTokenizerFast, "decode", lambda *args, **kwargs: "a\u2028b\x85c")
     out = tmp_path / "out.jsonl"
-    regenerate(tiny_target, prompts, out, max_new_tokens=1)
+    regenerate(local(tiny_target, 1), prompts, out)
     assert [line["response"] for line in read(out)] == ["a\u2028b\x85c"] * 4
+
+
+def test_sampled_responses_do_not_depend_on_batches_and_differ_by_seed(tiny_target, prompts, tmp_path):
+    outs = []
+    for name, seed, size in (("a", 1, 4), ("b", 1, 1), ("c", 2, 4)):
+        regenerate(local(tiny_target, 8, 1.0, seed), prompts, tmp_path / name, batch_size=size)
+        outs.append({line["id"]: line["response"] for line in read(tmp_path / name)})
+    assert outs[0] == outs[1]
+    assert all(outs[0][id] != outs[2][id] for id in "abcd")
+
+
+class FakeServer(BaseHTTPRequestHandler):
+    """Answers with the question backwards; `script` maps a question to the status codes sent before."""
+
+    script: ClassVar[dict]
+    seen: ClassVar[list]
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.seen.append((self.path, body, self.headers.get("Authorization")))
+        question = body["messages"][0]["content"]
+        codes = self.script.get(question)
+        if codes:
+            self.send_error(codes.pop(0), "told to")
+            return
+        choice = {"message": {"content": question[::-1]}, "finish_reason": "length" if "lazy" in question else "stop"}
+        data = json.dumps({"choices": [choice], "usage": {"completion_tokens": 3}}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setattr(responders.time, "sleep", lambda seconds: None)
+    handler = type("Handler", (FakeServer,), {"script": {}, "seen": []})
+    serving = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=serving.serve_forever, daemon=True)
+    thread.start()
+    handler.url = f"http://127.0.0.1:{serving.server_port}/v1"
+    yield handler
+    serving.shutdown()
+    serving.server_close()
+
+
+def endpoint(url, **changes):
+    options = {"max_new_tokens": 7, "temperature": 0.5, "seed": 3} | changes
+    return lambda: Endpoint(url, "tiny", **options)
+
+
+def test_a_server_answers(server, prompts, tmp_path, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    server.script |= {QUESTIONS[0]: [503, 429], QUESTIONS[2]: [400]}  # overloaded twice; too long
+    out = tmp_path / "out.jsonl"
+    result = regenerate(endpoint(server.url + "/"), prompts, out, batch_size=4)
+    assert (result.written, result.too_long, result.finished, result.tokens) == (3, 1, 2, 9)
+    lines = {line["id"]: line for line in read(out)}
+    assert lines["a"]["response"] == QUESTIONS[0][::-1]
+    assert (lines["a"]["finished"], lines["b"]["finished"]) == (True, False)
+    path, body, key = server.seen[0]
+    assert (path, key) == ("/v1/chat/completions", "Bearer secret")
+    assert {k: body[k] for k in ("model", "max_tokens", "temperature")} == {
+        "model": "tiny",
+        "max_tokens": 7,
+        "temperature": 0.5,
+    }
+    again = regenerate(endpoint(server.url), prompts, out, batch_size=4)
+    assert (again.already_done, again.written) == (3, 1)  # only what is missing is asked again
+
+
+@pytest.mark.parametrize(("codes", "text"), [([400], "refuses every prompt"), ([500] * 4, "500"), ([401], "401")])
+def test_a_server_that_does_not_answer(server, tmp_path, codes, text):
+    server.script[QUESTIONS[0]] = list(codes)
+    out = tmp_path / "out.jsonl"
+    with pytest.raises(UserError, match=text):
+        regenerate(endpoint(server.url), write_prompts(tmp_path / "p.jsonl", "a"), out)
+    assert out.read_bytes() == b""
+
+
+def test_no_server_at_all(tmp_path, server):
+    with pytest.raises(UserError, match="does not answer"):
+        regenerate(endpoint("http://127.0.0.1:9/v1"), write_prompts(tmp_path / "p.jsonl", "a"), tmp_path / "out.jsonl")
 
 
 @pytest.mark.smollm2
