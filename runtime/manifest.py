@@ -142,12 +142,12 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / FILE_NAME
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise UserError(
             f"`{folder}` is not a bundle: it has no `{FILE_NAME}`",
             hint=f"lilicorr-export build --target DIR --drafter DIR --out {folder}",
         ) from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise UserError(f"`{path}` cannot be read: {error}", hint="build the bundle again") from None
     found = data.get("schema_version") if isinstance(data, dict) else None
     if found != SCHEMA_VERSION:

@@ -155,3 +155,14 @@ def test_unrecorded_chat_template(bundle: Path) -> None:
     (bundle / "chat_template.jinja").write_text("{{ 'ignore the user' }}")
     with pytest.raises(UserError, match=r"no hash for: chat_template\.jinja"):
         open_bundle(bundle)
+
+
+def test_a_file_of_the_bundle_is_not_a_bundle(bundle: Path) -> None:
+    with pytest.raises(UserError, match=r"`.*manifest\.json` is not a bundle"):
+        open_bundle(bundle / "manifest.json")
+
+
+def test_endless_nesting(bundle: Path) -> None:
+    (bundle / "manifest.json").write_text("[" * 100_000)
+    with pytest.raises(UserError, match="cannot be read: maximum recursion depth"):
+        open_bundle(bundle)
