@@ -150,7 +150,9 @@ def lattice_terms(
         target_rows: (Vd, H) target lm_head rows of the draft vocabulary.
 
     Returns:
-        `ce`, `margin`, `penalty` (means over counted slots), and metrics (see `prefix_metrics`).
+        `ce`, `margin`, `penalty` (means over counted slots), and metrics: see `prefix_metrics`; `oracle_gap` = oracle - selected;
+        `gold_in_lattice`, the share of supervised slots; `score_spread`, the standard deviation of the scores over the candidates
+        (0: the factors have collapsed and the head tells nothing apart).
     """
     ids, log_probs = (t.view(*blocks.gold.shape, -1) for t in (picked.ids, picked.log_probs))
     start, pair = head(embeddings, log_probs, blocks.hidden, blocks.anchor_row)
@@ -181,7 +183,11 @@ def lattice_terms(
     z = at_least_fp32(z)
     penalty = mean((log_p.exp() * F.relu(z.gather(-1, gold) - z)).sum(-1))
     terms["penalty"] = weights.head_penalty, penalty
-    return terms, prefix_metrics(start, pair, is_gold, whole)
+    metrics = prefix_metrics(start, pair, is_gold, whole)
+    metrics["oracle_gap"] = metrics["oracle_prefix"] - metrics["selected_prefix"]
+    metrics["gold_in_lattice"] = (present & blocks.supervised).sum() / blocks.supervised.sum().clamp_min(1)
+    metrics["score_spread"] = rows.detach().std(-1, correction=0).mean()
+    return terms, metrics
 
 
 def prefix_metrics(start: Tensor, pair: Tensor, is_gold: Tensor, whole: Tensor) -> dict[str, Tensor]:

@@ -150,6 +150,21 @@ def test_head_terms_equal_the_loop(case):
         assert terms[name].item() == pytest.approx(value, abs=1e-12)
 
 
+def test_metrics_tell_coverage_from_ranking_and_show_a_collapse(case):
+    head, logits, embeddings, target_rows, blocks = case
+    _, metrics = head_terms(head, logits, embeddings, target_rows, blocks, Weights())
+    assert metrics["gold_in_lattice"].item() == pytest.approx((4 * 3 - 1 - 1 - 1) / 11)  # 1 unsupervised, 2 not there
+    assert metrics["oracle_gap"] == metrics["oracle_prefix"] - metrics["selected_prefix"]
+    assert metrics["score_spread"] > 0.1
+
+    def constant(embeddings, log_probs, hidden, anchor):
+        return torch.full((N, K), 3.0), torch.full((N, S - 1, K, K), 3.0)
+
+    constant.candidate_topk = K
+    _, metrics = head_terms(constant, logits, embeddings, target_rows, blocks, Weights())
+    assert metrics["score_spread"] == 0.0
+
+
 def test_head_reads_candidates_sorted_and_log_probs_over_the_whole_vocabulary(case):
     head, logits, embeddings, target_rows, blocks = case
     head_terms(head, logits, embeddings, target_rows, blocks, Weights())
