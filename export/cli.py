@@ -60,7 +60,8 @@ def build(target: Path, drafter: Path, out: Path, as_json: bool, **choices: Any)
     progress = Progress(sys.stderr)
     manifest = build_bundle(target, drafter, out, BuildOptions(**choices), progress)
     click.echo(
-        f"bundle `{out}`: {len(manifest.files)} files, {human_bytes(manifest.total_bytes)}, {manifest.precision}"
+        f"bundle `{out}`: {len(manifest.files)} files, {human_bytes(manifest.total_bytes)}, {manifest.precision}",
+        err=as_json,
     )
     if as_json:
         click.echo(json.dumps({"bundle": str(out), "bytes": manifest.total_bytes, "seconds": progress.seconds}))
@@ -97,7 +98,7 @@ def inspect(bundle: Path, as_json: bool) -> None:
 @click.option("--limit", type=click.IntRange(1), help="Use the first prompts only.")
 @click.option("--max-new-tokens", type=click.IntRange(1), help="Tokens per answer.  [default: 32]")
 @click.option("--threads", type=click.IntRange(1), help="Threads per library.  [default: every core]")
-@click.option("--json", "as_json", is_flag=True, help="Print the whole report as the last line of stdout.")
+@click.option("--json", "as_json", is_flag=True, help="Print the whole report on stdout, the tables on stderr.")
 def check(bundle: Path, as_json: bool, **choices: Any) -> None:
     """Compare a bundle with PyTorch: tensors, decisions, rounds, text. Exit code 3 when a budget is missed."""
     from lilicorr.export.parity import CheckOptions, check_bundle
@@ -107,7 +108,7 @@ def check(bundle: Path, as_json: bool, **choices: Any) -> None:
 
     options = CheckOptions(**{name: value for name, value in choices.items() if value is not None})
     report = check_bundle(bundle, options, Progress(sys.stderr))
-    click.echo(text_from_report(report))
+    click.echo(text_from_report(report), err=as_json)
     if as_json:
         click.echo(json.dumps(report))
     if not report["passed"]:
@@ -147,9 +148,10 @@ def engine(bundle: Path, out: Path | None, compute_capability: str | None, as_js
     progress = Progress(sys.stderr)
     folder, engines = build_engines(bundle, out, options, progress)
     rows = [(e.file, human_bytes(e.bytes), ", ".join(p.name for p in e.profiles)) for e in engines.engines.values()]
-    click.echo(table(("engine", "size", "profiles"), rows))
+    click.echo(table(("engine", "size", "profiles"), rows), err=as_json)
     click.echo(
-        f"engines `{folder}`: {engines.backend} {engines.tensorrt_version}, {', '.join(engines.compute_capabilities)}"
+        f"engines `{folder}`: {engines.backend} {engines.tensorrt_version}, {', '.join(engines.compute_capabilities)}",
+        err=as_json,
     )
     if as_json:
         click.echo(json.dumps({"engines": str(folder), "seconds": progress.seconds}))

@@ -6,6 +6,7 @@ Does not touch graph files; `lilicorr.runtime.bundle` opens and verifies them.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import types
 import typing
@@ -129,15 +130,22 @@ class Manifest:
         return sum(record.bytes for record in self.files)
 
     def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self), indent=1) + "\n"
+        return json.dumps(seal(dataclasses.asdict(self)), indent=1) + "\n"
+
+
+def seal(data: dict[str, Any]) -> dict[str, Any]:
+    """`data` with `sha256`, the hash of everything else in it: what tells a damaged manifest from a whole one."""
+    rest = {key: value for key, value in data.items() if key != "sha256"}
+    canonical = json.dumps(rest, sort_keys=True, separators=(",", ":"))
+    return rest | {"sha256": hashlib.sha256(canonical.encode()).hexdigest()}
 
 
 def read_manifest(folder: Path) -> Manifest:
     """Read and validate `folder/manifest.json`.
 
     Raises:
-        UserError: no manifest, not JSON, another schema version, or fields missing, unknown or of the wrong type
-            (all listed at once).
+        UserError: no manifest, not JSON, another schema version, content that does not match its own hash, or fields
+            missing, unknown or of the wrong type (all listed at once).
     """
     path = folder / FILE_NAME
     try:
@@ -154,6 +162,11 @@ def read_manifest(folder: Path) -> Manifest:
         raise UserError(
             f"`{path}` has schema_version {found!r}, this lilicorr reads {SCHEMA_VERSION}",
             hint="build the bundle again with this version",
+        )
+    if data.pop("sha256", None) != seal(data)["sha256"]:
+        raise UserError(
+            f"`{path}` is damaged or was edited: its content does not match the sha256 it records",
+            hint="build the bundle again",
         )
     problems: list[str] = []
     manifest = parse(Manifest, data, "", problems)

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from lilicorr.runtime.manifest import FILE_NAME, seal
+
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|reserved|>")  # ids 0 to 3; the mask is <|reserved|>
 MASK_ID = 3
 VOCAB = 300
@@ -242,7 +244,8 @@ def own_pair(tiny_target: Path, tiny_drafter: Path, tmp_path: Path) -> tuple[Pat
 
 
 def edit_json(path: Path, change: dict[str, Any]) -> None:
-    """Update the top level of the JSON file `path` with `change`; a value of None removes the key."""
+    """Update the top level of the JSON file `path` with `change`; a value of None removes the key. A manifest is sealed again."""
     data = json.loads(path.read_text())
     data.update(change)
-    path.write_text(json.dumps({key: value for key, value in data.items() if value is not None}))
+    data = {key: value for key, value in data.items() if value is not None}
+    path.write_text(json.dumps(seal(data) if path.name == FILE_NAME else data))

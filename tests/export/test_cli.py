@@ -66,8 +66,8 @@ def test_check_passes_then_inspect_shows_it(own_bundle):
     arguments = ["check", own_bundle, "--limit", 1, "--max-new-tokens", 6, "--threads", 1]
     result = run(*arguments, "--json")
     assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout.splitlines()[-1])["passed"]
-    assert "PASSED on 1 prompts" in result.stdout
+    assert json.loads(result.stdout)["passed"]
+    assert "PASSED on 1 prompts" in result.stderr
     assert "speculative = plain" in run("inspect", own_bundle).stdout
 
 

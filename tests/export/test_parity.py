@@ -14,7 +14,7 @@ from lilicorr.export.parity import CheckOptions, check_bundle
 from lilicorr.export.progress import Progress
 from lilicorr.runtime.bundle import open_bundle
 from lilicorr.runtime.errors import UserError
-from lilicorr.runtime.manifest import FILE_NAME, FileRecord, read_manifest
+from lilicorr.runtime.manifest import FILE_NAME, FileRecord, read_manifest, seal
 from lilicorr.runtime.steps import Steps
 from tests.fixtures import write_drafter_folder, write_target
 
@@ -138,7 +138,7 @@ def test_a_bf16_bundle_is_refused_with_what_to_do(own_bundle):
         for tensor in component["inputs"] + component["outputs"]:
             if tensor["name"] in ("logits", "log_probs", "start", "pair"):
                 tensor["dtype"] = "float32"
-    (own_bundle / FILE_NAME).write_text(json.dumps(manifest))
+    (own_bundle / FILE_NAME).write_text(json.dumps(seal(manifest)))
     with pytest.raises(UserError, match="bf16 bundle cannot be checked here") as caught:
         check(own_bundle)
     assert "fp32 or fp16" in caught.value.hint

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 from lilicorr.runtime.bundle import open_bundle
 from lilicorr.runtime.errors import UserError
-from lilicorr.runtime.manifest import FileRecord
+from lilicorr.runtime.manifest import FileRecord, seal
 from tests.runtime.fakes import tiny_manifest
 
 NAMES = ("target.onnx", "drafter.onnx", "scorer.onnx", "tokenizer.json", "weights/embedding.bin")
@@ -38,7 +39,21 @@ def bundle(tmp_path: Path) -> Path:
 def edit(folder: Path, change: Callable[[Any], None]) -> None:
     data = json.loads((folder / "manifest.json").read_text())
     change(data)
-    (folder / "manifest.json").write_text(json.dumps(data))
+    (folder / "manifest.json").write_text(json.dumps(seal(data)))
+
+
+def test_every_flipped_bit_of_the_manifest_is_found(bundle: Path) -> None:
+    path = bundle / "manifest.json"
+    whole = path.read_bytes()
+    rng = random.Random(0)
+    for position in rng.sample(range(len(whole) - 1), 200):
+        flipped = bytearray(whole)
+        flipped[position] ^= 1 << rng.randrange(8)
+        if flipped.split() == whole.split():
+            continue  # white space for white space
+        path.write_bytes(flipped)
+        with pytest.raises(UserError):
+            open_bundle(bundle)
 
 
 def test_whole_bundle_opens(bundle: Path) -> None:
