@@ -64,9 +64,12 @@ def check_pair(
             problems.append(str(error))
     if problems or target is None or drafter is None:
         listed = "\n".join("- " + problem.replace("\n", "\n  ") for problem in problems)
+        only_options = all(problem.startswith("--") for problem in problems)
         raise UserError(
             f"drafter `{drafter_dir}` and target `{target_dir}` cannot be exported together:\n{listed}",
-            hint="use the target this drafter was trained for, or train one: lilicorr-train fit --help",
+            hint="give the option a value in its range"
+            if only_options
+            else "use the target this drafter was trained for, or train one: lilicorr-train fit --help",
         )
     if target.chat_template is None:
         warnings.append("the target has no chat template: prompts are served as plain text")
