@@ -82,6 +82,7 @@ def build_engine(job: Job, say: Say, cancelled: Callable[[], bool]) -> int:
     if not parser.parse(model.SerializeToString(), job.graph):  # the path is where external weights are looked for
         errors = [_parser_error(parser.get_error(i)) for i in range(parser.num_errors)]
         raise UserError(f"TensorRT cannot parse {job.component}.onnx:\n  " + "\n  ".join(errors))
+    _require_read_back(trt, network, job)
     config = _config(trt, builder, network, job, say)
     monitor = _monitor(trt, say, cancelled)
     config.progress_monitor = monitor
@@ -125,6 +126,28 @@ def _config(trt: Any, builder: Any, network: Any, job: Job, say: Say) -> Any:
     return config
 
 
+def _require_read_back(trt: Any, network: Any, job: Job) -> None:
+    """The dtypes TensorRT understood: softmax and top-k in fp32, products with weights in the asked precision."""
+    wanted = {"fp32": trt.DataType.FLOAT, "fp16": trt.DataType.HALF, "bf16": trt.DataType.BF16}[job.precision]
+    fp32_layers = (trt.LayerType.SOFTMAX, trt.LayerType.TOPK)
+    passing = (trt.LayerType.SHUFFLE, trt.LayerType.IDENTITY)  # the parser reshapes a weight to broadcast it
+    weights, problems = set(), []
+    for index in range(network.num_layers):
+        layer = network.get_layer(index)
+        if layer.type == trt.LayerType.CONSTANT:
+            weights.add(layer.get_output(0).name)
+            continue
+        inputs = [tensor for i in range(layer.num_inputs) if (tensor := layer.get_input(i)) is not None]
+        if layer.type in passing and inputs[0].name in weights:
+            weights.add(layer.get_output(0).name)
+        if layer.type in fp32_layers and inputs[0].dtype != trt.DataType.FLOAT:
+            problems.append(f"`{layer.name}` reads {inputs[0].dtype}, expected {trt.DataType.FLOAT}")
+        if layer.type == trt.LayerType.MATRIX_MULTIPLY and any(tensor.name in weights for tensor in inputs):
+            problems += [f"`{layer.name}` reads {t.dtype}, expected {wanted}" for t in inputs if t.dtype != wanted]
+    if problems:
+        raise UserError(f"TensorRT read other dtypes from {job.component}.onnx than asked:\n  " + "\n  ".join(problems))
+
+
 def _drop_functions(model: onnx.ModelProto, job: Job) -> None:
     """Take out the function behind the plugin's node: parsers differ in which of the two they prefer."""
     kept = [f for f in model.functions if (f.domain, f.name) != (job.plugin_namespace, job.plugin_name)]
@@ -139,7 +162,7 @@ def _parser_error(error: Any) -> str:
 def _logger(trt: Any, messages: list[str]) -> Any:
     """A logger that keeps errors, to be quoted when the build fails, and drops the rest."""
 
-    class Logger(trt.ILogger):  # type: ignore[misc]
+    class Logger(trt.ILogger):
         def __init__(self) -> None:
             trt.ILogger.__init__(self)
 
@@ -153,7 +176,7 @@ def _logger(trt: Any, messages: list[str]) -> Any:
 def _monitor(trt: Any, say: Say, cancelled: Callable[[], bool]) -> Any:
     """Say where the builder is every few seconds; end the build when `cancelled`."""
 
-    class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
+    class Monitor(trt.IProgressMonitor):
         def __init__(self) -> None:
             trt.IProgressMonitor.__init__(self)
             self.steps: dict[str, int] = {}

@@ -118,6 +118,32 @@ def record_again(folder, name):
     edit_json(folder / "manifest.json", {"files": files})
 
 
+READ_BACK = """
+import sys
+from types import SimpleNamespace
+import tensorrt_rtx_bindings as trt
+from lilicorr.export.engine_builder import _require_read_back
+logger = trt.Logger(trt.Logger.ERROR)
+builder = trt.Builder(logger)
+network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+parser = trt.OnnxParser(network, logger)
+assert parser.parse_from_file(sys.argv[1])
+for precision in ("fp32", "fp16"):
+    try:
+        _require_read_back(trt, network, SimpleNamespace(component="scorer", precision=precision))
+    except Exception as error:
+        print(precision, error)
+"""
+
+
+def test_dtypes_are_read_back_from_the_parsed_network(tiny_bundle, environment):
+    command = [sys.executable, "-c", READ_BACK, tiny_bundle / "scorer.onnx"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("fp16 TensorRT read other dtypes from scorer.onnx than asked:\n")
+    assert done.stdout.count("reads DataType.FLOAT, expected DataType.HALF") > 10
+
+
 def test_ctrl_c_ends_the_build_and_leaves_nothing(tiny_bundle, environment, tmp_path):
     own = shutil.copytree(tiny_bundle, tmp_path / "own")
     with subprocess.Popen([*COMMAND, own, *AHEAD], stderr=subprocess.PIPE, text=True, env=environment) as process:
