@@ -8,9 +8,12 @@ from __future__ import annotations
 import ctypes
 import platform
 from dataclasses import dataclass
+from pathlib import Path
 
-from lilicorr.runtime.engine_set import EngineSet, rebuild_command
+from lilicorr.runtime.bundle import file_sha256
+from lilicorr.runtime.engine_set import EngineSet, read_engine_set, rebuild_command, require_whole
 from lilicorr.runtime.errors import EXIT_ENGINE, UserError
+from lilicorr.runtime.manifest import FILE_NAME as MANIFEST_NAME
 
 NAMES = {"tensorrt": "TensorRT", "tensorrt-rtx": "TensorRT-RTX"}
 # CUDA driver API, CUdevice_attribute
@@ -57,6 +60,24 @@ def compute_capability() -> str:
     if status:
         raise UserError(f"no NVIDIA GPU: the CUDA driver answers with error {status}", hint="lilicorr-run doctor")
     return f"{parts[0].value}.{parts[1].value}"
+
+
+def open_engines(folder: Path, bundle: Path, machine: Here) -> EngineSet:
+    """Read the engine folder `folder` and check it against `bundle` and `machine`, then its files; cheapest check first.
+
+    Raises:
+        UserError: not an engine folder; or, with exit code 4, built from another bundle, for another machine, or damaged.
+    """
+    engines = read_engine_set(folder)
+    require_compatible(engines, machine)
+    if file_sha256(bundle / MANIFEST_NAME) != engines.bundle_sha256:
+        raise UserError(
+            f"engines in `{folder}` were built from another bundle than `{bundle}`",
+            hint=rebuild_command(engines.backend, bundle, engines.compute_capabilities),
+            exit_code=EXIT_ENGINE,
+        )
+    require_whole(folder, engines)
+    return engines
 
 
 def require_compatible(engines: EngineSet, machine: Here) -> None:

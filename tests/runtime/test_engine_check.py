@@ -6,9 +6,11 @@ import dataclasses
 import pytest
 
 from lilicorr.runtime import engine_check
-from lilicorr.runtime.engine_check import Here, require_compatible
+from lilicorr.runtime.bundle import file_sha256
+from lilicorr.runtime.engine_check import Here, open_engines, require_compatible
+from lilicorr.runtime.engine_set import FILE_NAME
 from lilicorr.runtime.errors import EXIT_ENGINE, UserError
-from tests.runtime.test_engine_set import example
+from tests.runtime.test_engine_set import CONTENT, example
 
 HERE = Here("tensorrt", "10.3.0", "8.7", "linux", "aarch64", "ef" * 32, "1")
 
@@ -61,6 +63,41 @@ def test_an_ahead_of_time_engine_serves_every_capability_in_its_list():
         require_compatible(engines, dataclasses.replace(HERE, compute_capability=capability))
     with pytest.raises(UserError, match=r"compute capability: 8\.9, 12\.0, here 8\.6"):
         require_compatible(engines, dataclasses.replace(HERE, compute_capability="8.6"))
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """(engine folder, bundle) that belong together and fit HERE."""
+    engines, bundle = tmp_path / "engines", tmp_path / "bundle"
+    engines.mkdir()
+    bundle.mkdir()
+    (bundle / "manifest.json").write_text("{}")
+    described = example(bundle_sha256=file_sha256(bundle / "manifest.json"))
+    (engines / FILE_NAME).write_text(described.to_json())
+    (engines / "target.engine").write_bytes(CONTENT)
+    return engines, bundle
+
+
+def test_engines_that_belong_and_fit_are_opened(folders):
+    assert open_engines(*folders, HERE).tensorrt_version == "10.3.0"
+
+
+def test_engines_of_another_bundle_are_refused(folders):
+    engines, bundle = folders
+    (bundle / "manifest.json").write_text("{ }")
+    with pytest.raises(UserError, match="were built from another bundle") as caught:
+        open_engines(engines, bundle, HERE)
+    assert caught.value.exit_code == EXIT_ENGINE
+    assert str(bundle) in caught.value.hint
+
+
+def test_the_machine_is_checked_before_an_engine_file_is_read(folders):
+    engines, bundle = folders
+    (engines / "target.engine").write_bytes(CONTENT[:-1])
+    with pytest.raises(UserError, match=r"here is TensorRT 11\.1\.0"):
+        open_engines(engines, bundle, dataclasses.replace(HERE, tensorrt_version="11.1.0"))
+    with pytest.raises(UserError, match="has 8 bytes, expected 9"):
+        open_engines(engines, bundle, HERE)
 
 
 class FakeDriver:
