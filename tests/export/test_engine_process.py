@@ -1,6 +1,7 @@
 """How the end of a worker process is told: result, refusal, kill, defect. Fake workers; no TensorRT."""
 
 import json
+import subprocess
 import sys
 
 import pytest
@@ -76,3 +77,11 @@ def test_an_interrupted_worker_is_asked_and_then_ended(worker, tmp_path, monkeyp
 
     with pytest.raises(KeyboardInterrupt):
         build(tmp_path, Interrupting())
+
+
+def test_building_engines_needs_no_torch():
+    """On a device only onnx and TensorRT are installed beside the runtime."""
+    modules = "lilicorr.export.engine, lilicorr.export.engine_worker"
+    code = f"import sys, {modules}; print(*{{'torch', 'transformers', 'onnxscript'}} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
