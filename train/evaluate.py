@@ -9,7 +9,6 @@ The drafts of every possible anchor are made in one batched forward; the walk ov
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,6 @@ from lilicorr.runtime.prompts import read_prompts
 from lilicorr.train.checkpoint import read_drafter
 from lilicorr.train.continuations import Continuation, cache_file, continuations
 from lilicorr.train.drafter import Drafter
-from lilicorr.train.heads import NoHead
 from lilicorr.train.progress import Progress
 from lilicorr.train.replay import tables_of
 from lilicorr.train.target import load_target, target_features
@@ -50,26 +48,33 @@ class Rounds:
 
 
 @torch.inference_mode()
-def rounds_of(model: Any, drafter: Drafter, item: Continuation, *, use_head: bool = True) -> Rounds:
-    """Replay one continuation; `use_head=False` drafts each slot's most probable token."""
-    result = Rounds([], [], [], [], [])
+def rounds_of(model: Any, drafter: Drafter, item: Continuation, features: Tensor) -> tuple[Rounds, Rounds]:
+    """Replay one continuation: with the head's drafts, and with each slot's most probable token.
+
+    Args:
+        features: (1, T, F·H) of prompt and continuation, see `target_features`.
+    """
     if len(item.tokens) < 2:  # the first token comes from prefill
-        return result
+        return Rounds([], [], [], [], []), Rounds([], [], [], [], [])
     ids = torch.tensor([*item.prompt_ids, *item.tokens], device=model.device)
-    config, slots, length = drafter.config, drafter.config.slots, len(ids)
-    features, _ = target_features(model, ids[None], config.target_layer_ids)
-    context = drafter.context(features)
+    slots, length = drafter.config.slots, len(ids)
     anchors = torch.arange(len(item.prompt_ids), length - 1, device=ids.device)
     positions = anchors[:, None] + 1 + torch.arange(slots, device=ids.device)
     gold = torch.where(positions < length, ids[positions.clamp_max(length - 1)], -1)
-    drafts, best = _drafts(model, drafter, ids, context, anchors, use_head)
+    drafts, best = _drafts(model, drafter, ids, drafter.context(features), anchors)
     accepted, argmax, oracle = (
         hit.cumprod(-1).sum(-1).tolist()
         for hit in (drafts == gold, best[..., 0] == gold, (best == gold[..., None]).any(-1))
     )
+    return _walk(accepted, argmax, oracle, slots), _walk(argmax, argmax, oracle, slots)
+
+
+def _walk(accepted: list[int], argmax: list[int], oracle: list[int], slots: int) -> Rounds:
+    """The rounds, given for every possible anchor of the text how many drafts would be accepted there."""
+    result = Rounds([], [], [], [], [])
     at = 0
-    while at < len(anchors):
-        known = len(anchors) - at
+    while at < len(accepted):
+        known = len(accepted) - at
         emitted = min(accepted[at] + 1, known)
         result.accepted.append(accepted[at])
         result.offered.append(min(slots, known))
@@ -80,12 +85,9 @@ def rounds_of(model: Any, drafter: Drafter, item: Continuation, *, use_head: boo
     return result
 
 
-def _drafts(
-    model: Any, drafter: Drafter, ids: Tensor, context: Tensor, anchors: Tensor, use_head: bool
-) -> tuple[Tensor, Tensor]:
+def _drafts(model: Any, drafter: Drafter, ids: Tensor, context: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor]:
     """Drafts (A, S) of the blocks at `anchors` and the K most probable target ids per slot (A, S, K)."""
     config, tables = drafter.config, tables_of(model, drafter)
-    head = drafter.drafting if use_head else NoHead()
     topk = min(config.output_size, config.lilicorr.candidate_topk if config.lilicorr else ORACLE_TOPK)
     embedding = model.get_input_embeddings()
     masks = ids.new_full((1, config.rows(config.slots) - 1), config.mask_token_id)
@@ -93,7 +95,7 @@ def _drafts(
     for part in anchors.split(ANCHORS_AT_ONCE):
         block = embedding(torch.cat([ids[part][:, None], masks.expand(len(part), -1)], dim=1))
         hidden = drafter(block[None], context, part[None])[0, :, config.first_row :][:, : config.slots]
-        drafts.append(head.draft(hidden, ids[part], context[0, part - 1], tables))
+        drafts.append(drafter.drafting.draft(hidden, ids[part], context[0, part - 1], tables))
         best.append(tables.to_target(tables.logits(hidden).topk(topk, dim=-1).indices))
     return torch.cat(drafts), torch.cat(best)
 
@@ -152,16 +154,24 @@ def evaluate(
             temperature=temperature,
             seeds=range(seeds) if temperature else (0,),
         )
-        for folder, drafter in zip(checkpoints, drafters, strict=True):
-            progress = Progress(len(items))
-            by_category: dict[str, list[Rounds]] = defaultdict(list)
-            headless = []
-            for number, item in enumerate(items, 1):
-                by_category[item.category].append(rounds_of(model, drafter, item))
-                if drafter.head is not None:
-                    headless.append(rounds_of(model, drafter, item, use_head=False))
-                progress.advance(1, sum(len(one.tokens) for one in items[:number]))
-            whole = summary([r for group in by_category.values() for r in group])
+        replays: list[list[tuple[Rounds, Rounds]]] = [[] for _ in drafters]
+        progress, tokens = Progress(len(items)), 0
+        for item in items:
+            features: dict[tuple[int, ...], Tensor] = {}
+            ids = torch.tensor([[*item.prompt_ids, *item.tokens]], device=model.device)
+            for drafter, seen in zip(drafters, replays, strict=True):
+                layers = drafter.config.target_layer_ids
+                if layers not in features:
+                    features[layers], _ = target_features(model, ids, layers)
+                seen.append(rounds_of(model, drafter, item, features[layers]))
+            tokens += len(item.tokens)
+            progress.advance(1, tokens)
+        categories = list(dict.fromkeys(item.category for item in items))
+        for folder, drafter, seen in zip(checkpoints, drafters, replays, strict=True):
+            grouped = {
+                name: [pair for item, pair in zip(items, seen, strict=True) if item.category == name]
+                for name in categories
+            }
             results.append(
                 {
                     "checkpoint": str(folder),
@@ -169,9 +179,9 @@ def evaluate(
                     "prompts": path.stem,
                     "temperature": temperature,
                     "max_new_tokens": max_new_tokens,
-                    **whole,
-                    "acceptance_length_without_head": summary(headless)["acceptance_length"] if headless else None,
-                    "categories": {name: summary(group) for name, group in by_category.items()},
+                    **summary([own for own, _ in seen]),
+                    "acceptance_length_without_head": summary([plain for _, plain in seen])["acceptance_length"],
+                    "categories": {name: summary([own for own, _ in pairs]) for name, pairs in grouped.items()},
                 }
             )
     return results

@@ -42,7 +42,7 @@ def draw(results: Sequence[dict[str, Any]], file: Path) -> None:
     bars.set_ylabel("acceptance length (tokens per round)")
     bars.set_ylim(bottom=1)
     lines.set_xlabel("slot")
-    lines.set_ylabel("share of rounds that accept it (mean over sets)")
+    lines.set_ylabel("share of rounds accepting it, mean of sets")
     lines.set_ylim(0, 1)
     lines.legend(fontsize=8)
     figure.suptitle(f"temperature {results[0]['temperature']:g}")

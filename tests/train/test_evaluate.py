@@ -19,8 +19,8 @@ from lilicorr.train.continuations import Continuation, cache_file, continuations
 from lilicorr.train.drafter import Drafter
 from lilicorr.train.evaluate import Rounds, rounds_of, summary
 from lilicorr.train.generate import sampled_batch
-from lilicorr.train.replay import acceptance_on_continuation
-from lilicorr.train.target import load_target
+from lilicorr.train.replay import acceptance_on_continuation, draft
+from lilicorr.train.target import load_target, target_features
 
 PROMPTS = [Prompt("a", "x", ("the quick fox",)), Prompt("b", "y", ("jumps over a dog",)), Prompt("c", "x", ("who?",))]
 HEADS = {
@@ -53,9 +53,6 @@ def drafter_with(head, tiny_drafter) -> Drafter:
 
 def planted(model, drafter, prompt, length):
     """A text that follows the drafter's own drafts but for every fifth token, so that rounds of all lengths occur."""
-    from lilicorr.train.replay import draft
-    from lilicorr.train.target import target_features
-
     text = [*prompt, 17]
     with torch.inference_mode():
         while len(text) < len(prompt) + length:
@@ -73,7 +70,8 @@ def test_rounds_equal_the_replay(model, tiny_drafter, name, use_head):
     drafter = drafter_with(HEADS[name], tiny_drafter)
     prompt = (5, 77, 130, 9)
     item = Continuation("p", "", prompt, planted(model, drafter, prompt, 40))
-    found = rounds_of(model, drafter, item, use_head=use_head)
+    features, _ = target_features(model, torch.tensor([[*prompt, *item.tokens]]), drafter.config.target_layer_ids)
+    found = rounds_of(model, drafter, item, features)[0 if use_head else 1]
     expected = acceptance_on_continuation(model, drafter, prompt, item.tokens, use_head=use_head)
     assert found.accepted == [r.accepted for r in expected.rounds]
     assert found.emitted == [r.emitted for r in expected.rounds]
@@ -85,9 +83,9 @@ def test_rounds_equal_the_replay(model, tiny_drafter, name, use_head):
 
 
 def test_a_continuation_of_one_token_has_no_round(model, tiny_drafter):
-    found = rounds_of(model, read_drafter(tiny_drafter), Continuation("p", "", (5, 7), (9,)))
-    assert found == Rounds([], [], [], [], [])
-    assert summary([found])["acceptance_length"] is None
+    found = rounds_of(model, read_drafter(tiny_drafter), Continuation("p", "", (5, 7), (9,)), torch.zeros(1, 3, 64))
+    assert found == (Rounds([], [], [], [], []),) * 2
+    assert summary(found[:1])["acceptance_length"] is None
 
 
 def test_summary_by_hand():
