@@ -82,8 +82,13 @@ def finish(trainer: Trainer) -> Path:
 
 
 def _provenance(trainer: Trainer) -> dict[str, Any]:
-    """The tokenizer's map (the pair check compares it), the data's hash, and versions."""
+    """The tokenizer's map (the pair check compares it), the data's hash, the command line, and versions."""
     data = hashlib.sha256(repr([item.ids for item in trainer.train_set]).encode()).hexdigest()
     packages = {name: version(name) for name in ("lilicorr", "torch", "transformers")}
     tokens = read_map(Path(trainer.recipe.target) / "tokenizer.json")
-    return {"tokenizer_sha256": map_sha256(tokens), "training_sequences_sha256": data, "packages": packages}
+    return {
+        "tokenizer_sha256": map_sha256(tokens),
+        "training_sequences_sha256": data,
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "packages": packages,
+    }

@@ -84,6 +84,24 @@ def test_older_states_are_kept_and_the_oldest_removed(recipe, tmp_path):  # noqa
     assert steps == ["4", "5", "6"]
 
 
+@pytest.mark.parametrize("keep", [1, 3])
+def test_a_full_disk_keeps_the_state_saved_before(recipe, tmp_path, monkeypatch, keep):  # noqa: F811
+    def full(tensors, path, metadata=None):
+        path.write_bytes(b"half a sta")
+        raise OSError(28, "No space left on device")
+
+    trainer = Trainer(module.read_recipe(recipe(keep_states=keep)))
+    trainer.save()
+    before = (tmp_path / "run" / FILE).read_bytes()
+    trainer.train_step()
+    with monkeypatch.context() as patch, pytest.raises(UserError, match=r"cannot be saved .* No space left") as caught:
+        patch.setattr("safetensors.torch.save_file", full)
+        trainer.save()
+    assert "the one saved before is untouched" in caught.value.what
+    assert [path.name for path in (tmp_path / "run").glob("*state*")] == [FILE]
+    assert (tmp_path / "run" / FILE).read_bytes() == before
+
+
 def test_a_state_saved_before_a_recipe_field_existed_resumes(recipe, tmp_path):  # noqa: F811
     fit(recipe(steps=2))
     path = tmp_path / "run" / FILE
