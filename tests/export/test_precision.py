@@ -86,6 +86,7 @@ def test_everything_wrong_is_listed_at_once():
     assert len(caught.value.what.splitlines()) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_the_exported_graphs_pass_and_have_both_dtypes(precision, tiny_target, tiny_drafter, tmp_path):
     from lilicorr.export.bundle import build_bundle

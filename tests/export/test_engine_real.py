@@ -1,0 +1,83 @@
+"""Bundles of real size compile ahead of time for SM89 and SM120: SmolLM2-135M, and two layers shaped like Qwen3-0.6B.
+
+The drafters are random: what compiles depends on shapes. Nothing runs an engine.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lilicorr.export.bundle import build_bundle
+from lilicorr.export.options import BuildOptions
+from lilicorr.export.progress import Progress
+from lilicorr.runtime.engine_set import read_engine_set, require_whole
+from tests.export.test_engine import engines_of, environment, run
+from tests.fixtures import write_drafter_folder, write_tokenizer
+from tests.plugins_trt.tools import ROOT
+
+__all__ = ["environment"]
+
+SMOLLM2 = ROOT / "build" / "smollm2-135m-hf"
+QWEN3 = {
+    "hidden_size": 1024,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+}
+
+
+def qwen3_folders(folder: Path) -> tuple[Path, Path]:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    target, drafter = folder / "target", folder / "drafter"
+    config = Qwen3Config(
+        **QWEN3,
+        num_hidden_layers=2,
+        intermediate_size=3072,
+        max_position_embeddings=2048,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+        tie_word_embeddings=True,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=2,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(target)
+    write_tokenizer(target)
+    shape = QWEN3 | {"num_target_layers": 2, "target_layer_ids": [0, 1], "intermediate_size": 3072}
+    write_drafter_folder(
+        drafter, **shape, max_position_embeddings=2048, rope_theta=1e6, block_size=8, lilicorr_candidate_topk=8
+    )
+    return target, drafter
+
+
+def smollm2_folders(folder: Path) -> tuple[Path, Path]:
+    if not (SMOLLM2 / "config.json").is_file():
+        pytest.skip(f"no `{SMOLLM2}`: run `make target`")
+    shape = {
+        "hidden_size": 576,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "head_dim": 64,
+        "vocab_size": 49152,
+    }
+    shape |= {"num_target_layers": 30, "target_layer_ids": [1, 10, 19, 28], "intermediate_size": 1536}
+    write_drafter_folder(folder / "drafter", **shape, max_position_embeddings=2048, rope_theta=1e5, block_size=8)
+    return SMOLLM2, folder / "drafter"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+@pytest.mark.parametrize("folders", [qwen3_folders, pytest.param(smollm2_folders, marks=pytest.mark.smollm2)])
+def test_all_three_graphs_compile(folders, precision, environment, tmp_path):
+    target, drafter = folders(tmp_path)
+    bundle = tmp_path / "bundle"
+    build_bundle(target, drafter, bundle, BuildOptions(precision=precision), Progress(None))
+    done = run(bundle, environment)
+    assert done.returncode == 0, done.stderr
+    engines = read_engine_set(engines_of(bundle))
+    require_whole(engines_of(bundle), engines)
+    assert engines.precision == precision
+    assert set(engines.engines) == {"target", "drafter", "scorer"}
