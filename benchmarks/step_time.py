@@ -61,6 +61,8 @@ def bind(method: Callable[..., None], name: str, array: np.ndarray) -> None:
 def main(bundle: Path, reference: Path | None, context: int, threads: int, repeat: int) -> None:
     options = ort.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    # Without this the threads of the session that just ran spin on and steal a core from the other one.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     paths = {"lilicorr": bundle / "target.onnx"} | ({"reference": reference} if reference else {})
     sessions = {
         name: ort.InferenceSession(path, options, providers=["CPUExecutionProvider"]) for name, path in paths.items()
