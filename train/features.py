@@ -13,22 +13,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lilicorr.runtime.bundle import file_sha256
 from lilicorr.train.data import Conversation
 from lilicorr.train.target import target_features
+
+
+def weights_sha256(folder: Path | str) -> str:
+    """One hash of a target's safetensors files."""
+    hashes = [file_sha256(path) for path in sorted(Path(folder).glob("*.safetensors"))]
+    return hashlib.sha256(repr(hashes).encode()).hexdigest()
 
 
 class FeatureCache:
     """Args:
     model: The loaded target.
-    target_name: Tells targets apart in `folder`.
+    target_sha256: Hash of the target's weights; tells targets apart in `folder`.
     layer_ids: The captured layers.
     folder: Holds one subfolder per target, layer set and precision.
     bf16: Compute in bf16.
     """
 
-    def __init__(self, model: Any, target_name: str, layer_ids: tuple[int, ...], folder: Path, *, bf16: bool):
+    def __init__(self, model: Any, target_sha256: str, layer_ids: tuple[int, ...], folder: Path, *, bf16: bool):
         self.model, self.layer_ids, self.bf16 = model, layer_ids, bf16
-        key = hashlib.sha256(f"{target_name} {layer_ids}{'' if bf16 else ' fp32'}".encode()).hexdigest()[:12]
+        key = hashlib.sha256(f"{target_sha256} {layer_ids}{'' if bf16 else ' fp32'}".encode()).hexdigest()[:12]
         self.folder = folder / key
         self.folder.mkdir(parents=True, exist_ok=True)
 

@@ -56,6 +56,7 @@ class Recipe:
     logit_rows: int = 2048  # rows of vocabulary logits that exist at a time: bounds the memory of a step
     keep_states: int = 1  # unfinished states kept in `out`, the newest included
     tensorboard: bool = False
+    features: str | None = None  # folder of the target's features, which runs can share; None: `out`/features
     warm_start: str | None = None  # checkpoint to begin with; one without this head gives the drafter alone
     head_only: bool = False  # train the head on the drafter as it is
 

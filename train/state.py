@@ -17,7 +17,7 @@ from lilicorr.train.recipe import Recipe, recipe_from_dict
 
 FILE = "state.safetensors"
 # Recipe fields that may differ on resume; a run folder may be moved.
-FREE = {"out", "save_every", "threads", "logit_rows", "keep_states", "tensorboard"}
+FREE = {"out", "features", "save_every", "threads", "logit_rows", "keep_states", "tensorboard"}
 
 
 def save(out: Path, recipe: Recipe, drafter: Drafter, optimiser: torch.optim.Optimizer, step: int) -> None:

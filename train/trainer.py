@@ -20,7 +20,7 @@ from lilicorr.train import state
 from lilicorr.train.checkpoint import read_drafter
 from lilicorr.train.data import Conversation, frequent_tokens, read_sequences, split
 from lilicorr.train.drafter import Drafter
-from lilicorr.train.features import FeatureCache
+from lilicorr.train.features import FeatureCache, weights_sha256
 from lilicorr.train.heads import Stage
 from lilicorr.train.objective import Blocks
 from lilicorr.train.processes import Processes
@@ -69,8 +69,9 @@ class Trainer:
         kept = torch.arange(config.output_size) if tables.target_ids is None else tables.target_ids
         self.to_draft = torch.full((config.vocab_size,), -1, device=self.device)
         self.to_draft[kept] = torch.arange(len(kept), device=self.device)
+        features = Path(recipe.features) if recipe.features else self.out / "features"
         self.cache = FeatureCache(
-            target, str(recipe.target), config.target_layer_ids, self.out / "features", bf16=recipe.bf16
+            target, weights_sha256(recipe.target), config.target_layer_ids, features, bf16=recipe.bf16
         )
         if recipe.head_only:
             freeze_all_but_head(self.drafter)
