@@ -1,32 +1,50 @@
-"""Facts about this machine and installation, to paste into a report. Changes nothing."""
+"""Facts about this machine and installation, to paste into a report. Changes nothing and never fails."""
 
 from __future__ import annotations
 
-import os
 import platform
-from importlib import metadata
-from pathlib import Path
 from typing import Any
 
+from lilicorr.plugins_trt import PluginError, find
 from lilicorr.runtime.bundle import open_bundle
+from lilicorr.runtime.doctor_gpu import gpu_facts, tensorrt_facts
+from lilicorr.runtime.doctor_host import host_facts, jetson_facts
+from lilicorr.runtime.doctor_notes import notes
+from lilicorr.runtime.doctor_probe import Probe
 from lilicorr.runtime.errors import UserError
 from lilicorr.runtime.ort import default_threads
 
-PACKAGES = ("lilicorr", "numpy", "tokenizers", "jinja2", "click", "onnxruntime", "onnxruntime-gpu", "tensorrt")
+PACKAGES = (
+    "lilicorr",
+    "numpy",
+    "tokenizers",
+    "jinja2",
+    "click",
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "cuda-bindings",
+    "torch",
+    "onnx",
+)
 
 
-def diagnose(bundle: str | None = None) -> dict[str, Any]:
-    """Machine, packages, backends, and whether `bundle` is sound. A missing package is None."""
+def diagnose(bundle: str | None = None, probe: Probe | None = None) -> dict[str, Any]:
+    """Machine, packages, backends, and whether `bundle` is sound. What is not there is None or an empty list."""
+    probe = probe or Probe()
     facts: dict[str, Any] = {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "machine": platform.machine(),
-        "cpu": _cpu_name(),
         "cores": default_threads(),
-        **_memory(),
-        "packages": {name: _version(name) for name in PACKAGES},
+        **host_facts(probe),
+        "jetson": jetson_facts(probe),
+        **gpu_facts(probe),
+        "tensorrt": tensorrt_facts(probe),
+        "plugin": _plugin(),
         "onnxruntime_providers": _providers(),
+        "packages": {name: probe.package(name) for name in PACKAGES},
     }
+    facts["notes"] = notes(facts)
     if bundle is not None:
         facts["bundle"] = _bundle(bundle)
     return facts
@@ -43,7 +61,7 @@ def as_text(facts: dict[str, Any]) -> str:
 
 def _plain(value: Any) -> str:
     if isinstance(value, list):
-        return ", ".join(map(str, value)) or "none"
+        return "; ".join(map(str, value)) or "none"
     return "not found" if value is None else str(value)
 
 
@@ -65,40 +83,18 @@ def _bundle(folder: str) -> dict[str, Any]:
     }
 
 
-def _version(package: str) -> str | None:
+def _plugin() -> dict[str, str | None]:
+    """The library an engine would be given, or why there is none."""
     try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+        return {"library": str(find()), "problem": "none"}
+    except (PluginError, OSError) as error:
+        return {"library": None, "problem": " ".join(str(error).split())}
 
 
 def _providers() -> list[str]:
     try:
         import onnxruntime
-    except ImportError:
-        return []
-    return list(onnxruntime.get_available_providers())
 
-
-def _cpu_name() -> str | None:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or None
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith(("model name", "Model"))]
-    return names[0] if names else platform.processor() or None
-
-
-def _memory() -> dict[str, Any]:
-    """Megabytes; None where /proc/meminfo is missing."""
-    try:
-        pairs = (line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-        sizes = {name: int(value.split()[0]) // 1024 for name, value in pairs if value.split()}
-    except (OSError, ValueError):
-        pages = os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else None
-        return {"ram_mb": pages * os.sysconf("SC_PAGE_SIZE") >> 20 if pages else None, "swap_mb": None}
-    return {
-        "ram_mb": sizes.get("MemTotal"),
-        "ram_free_mb": sizes.get("MemAvailable"),
-        "swap_mb": sizes.get("SwapTotal"),
-    }
+        return list(onnxruntime.get_available_providers())
+    except Exception as error:  # a broken installation raises what it likes; the report is there to show it
+        return [] if isinstance(error, ModuleNotFoundError) else [f"cannot be imported: {error}"]

@@ -13,7 +13,7 @@ HEAVY = {"torch", "transformers", "onnx", "onnxscript", "onnxruntime", "safetens
 OURS = {
     "train": {"train", "runtime"},
     "export": {"export", "train", "runtime", "plugins_trt"},
-    "runtime": {"runtime"},
+    "runtime": {"runtime", "plugins_trt"},
     "plugins_trt": {"plugins_trt"},
 }
 RUNTIME_THIRD_PARTY = {"numpy", "click", "tokenizers", "jinja2"}
