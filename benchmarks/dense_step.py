@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lilicorr.train.data import Conversation
+from lilicorr.train.conversation import Conversation
 from lilicorr.train.drafter import Drafter
 from lilicorr.train.lilicorr import LiLiCorrHead
 from lilicorr.train.trainer import Trainer

@@ -114,7 +114,7 @@ def random_trainer(recipe: Any) -> tuple[Any, Any, Any]:
     import torch
     from transformers import LlamaConfig
 
-    from lilicorr.train.data import Conversation
+    from lilicorr.train.conversation import Conversation
     from lilicorr.train.drafter import Drafter
     from lilicorr.train.trainer import Trainer
 

@@ -6,22 +6,16 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lilicorr.runtime.errors import UserError
+from lilicorr.train.conversation import Conversation
+from lilicorr.train.token_cache import tokenised
 
 _REGENERATE = "lilicorr-train regenerate --help"
-
-
-@dataclass(frozen=True)
-class Conversation:
-    """`ids` are prompt and response, `answer` is the index of the response's first token."""
-
-    id: str
-    ids: tuple[int, ...]
-    answer: int
 
 
 def ends_in_loop(ids: Sequence[int], max_period: int = 32, repeats: int = 3) -> bool:
@@ -41,45 +35,58 @@ def encode_question(tokenizer: Any, message: str) -> list[int]:
 
 
 def read_sequences(
-    files: Iterable[Path | str], tokenizer: Any, *, max_length: int, block_size: int
+    files: Iterable[Path | str], tokenizer: Any, *, max_length: int, block_size: int, cache: Path | None = None
 ) -> list[Conversation]:
     """Read `lilicorr-train regenerate` output; looping answers and answers shorter than a block are left out.
 
     Args:
         tokenizer: a transformers tokenizer with a chat template.
         max_length: longer sequences are cut at the end, in tokens.
+        cache: folder of tokens made before; None keeps none.
 
     Raises:
-        UserError: a missing file, a malformed line (with its number), no chat template, or nothing left to train on.
+        UserError: a missing file, an empty or malformed line (with its number), no chat template, or nothing left to train on.
     """
     if not getattr(tokenizer, "chat_template", None):
         raise UserError(
             "the target's tokenizer has no chat template, the responses cannot be put in context",
             hint="train for a chat model: its folder holds `chat_template.jinja`",
         )
-    sequences = []
-    for file in files:
-        for number, record in _records(Path(file)):
-            try:
-                question, response = record["turns"][0], record["response"]
-                if not (isinstance(record["turns"], list) and isinstance(question, str) and isinstance(response, str)):
-                    raise TypeError("`turns` is a list of texts and `response` a text")
-                prompt = encode_question(tokenizer, question)
-                answer = tokenizer(response, add_special_tokens=False).input_ids
-            except (KeyError, IndexError, TypeError) as error:
-                raise UserError(
-                    f"{file}:{number}: expected `id`, `turns` and `response`: {error!r}", hint=_REGENERATE
-                ) from None
-            if ends_in_loop(answer):
-                continue
-            if record.get("finished"):
-                answer = [*answer, tokenizer.eos_token_id]
-            if len(answer) >= block_size and len(prompt) + block_size < max_length:
-                sequences.append(
-                    Conversation(str(record.get("id", number)), tuple((prompt + answer)[:max_length]), len(prompt))
-                )
+    paths = [Path(file) for file in files]
+    whole = [item for path in paths for item in tokenised(path, tokenizer, partial(_encode, tokenizer), cache)]
+    sequences = [
+        replace(item, ids=item.ids[:max_length])
+        for item in whole
+        if len(item.ids) - item.answer >= block_size and item.answer + block_size < max_length
+    ]
     if not sequences:
-        raise UserError(f"no usable response in {[str(f) for f in files]}", hint=_REGENERATE)
+        raise UserError(
+            f"no usable response in {[str(path) for path in paths]}: {len(whole)} answers that do not loop, none of at least "
+            f"{block_size} tokens (`block_size`) that begins in the first {max_length - block_size} (`max_length`)",
+            hint=_REGENERATE,
+        )
+    return sequences
+
+
+def _encode(tokenizer: Any, file: Path) -> list[Conversation]:
+    """All answers of a file but the looping ones, whole."""
+    sequences = []
+    for number, record in _records(file):
+        try:
+            question, response = record["turns"][0], record["response"]
+            if not (isinstance(record["turns"], list) and isinstance(question, str) and isinstance(response, str)):
+                raise TypeError("`turns` is a list of texts and `response` a text")
+            prompt = encode_question(tokenizer, question)
+            answer = tokenizer(response, add_special_tokens=False).input_ids
+        except (KeyError, IndexError, TypeError) as error:
+            raise UserError(
+                f"{file}:{number}: expected `id`, `turns` and `response`: {error!r}", hint=_REGENERATE
+            ) from None
+        if ends_in_loop(answer):
+            continue
+        if record.get("finished"):
+            answer = [*answer, tokenizer.eos_token_id]
+        sequences.append(Conversation(str(record.get("id", number)), tuple(prompt + answer), len(prompt)))
     return sequences
 
 
@@ -88,12 +95,12 @@ def _records(file: Path) -> Iterable[tuple[int, dict[str, Any]]]:
         lines = file.read_text(encoding="utf-8").split("\n")  # not splitlines: JSON strings may hold U+2028
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"`{file}` cannot be read: {error}", hint=_REGENERATE) from None
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            try:
-                yield number, json.loads(line)
-            except json.JSONDecodeError as error:
-                raise UserError(f"{file}:{number}: not a JSON object: {error}", hint=_REGENERATE) from None
+    for number, line in enumerate(lines if lines[-1] else lines[:-1], 1):
+        try:
+            yield number, json.loads(line)
+        except json.JSONDecodeError as error:
+            what = f"not a JSON object: {error}" if line.strip() else "an empty line, expected a JSON object"
+            raise UserError(f"{file}:{number}: {what}", hint=_REGENERATE) from None
 
 
 def split(sequences: Sequence[Conversation], held_out: float) -> tuple[list[Conversation], list[Conversation]]:

@@ -6,7 +6,6 @@ One file per sequence, written on first use: a second epoch, another drafter or 
 from __future__ import annotations
 
 import hashlib
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,9 @@ import torch
 from torch import Tensor
 
 from lilicorr.runtime.bundle import file_sha256
-from lilicorr.train.data import Conversation
+from lilicorr.train.conversation import Conversation
 from lilicorr.train.target import target_features
+from lilicorr.train.tensor_file import write_tensors
 
 
 def weights_sha256(folder: Path | str) -> str:
@@ -41,7 +41,7 @@ class FeatureCache:
 
     def get(self, item: Conversation) -> tuple[Tensor, Tensor]:
         """features (T, F*H) and final normed hidden rows (T, H) of the sequence, bf16."""
-        from safetensors.torch import load_file, save_file
+        from safetensors.torch import load_file
 
         digest = hashlib.sha256(repr(item.ids).encode()).hexdigest()[:24]
         path = self.folder / f"{digest}.safetensors"
@@ -50,9 +50,7 @@ class FeatureCache:
                 features, hidden = target_features(
                     self.model, torch.tensor([item.ids], device=self.model.device), self.layer_ids
                 )
-            tensors = {"features": features[0], "hidden": hidden[0]}
-            temporary = path.with_suffix(f".{os.getpid()}")
-            save_file({name: t.to(torch.bfloat16).cpu().contiguous() for name, t in tensors.items()}, temporary)
-            os.replace(temporary, path)
+            rows = {"features": features[0].to(torch.bfloat16), "hidden": hidden[0].to(torch.bfloat16)}
+            write_tensors(path, rows, "the target's features")
         tensors = load_file(path)
         return tensors["features"], tensors["hidden"]

@@ -9,7 +9,6 @@ A resumed run does exactly what an uninterrupted one does, and several processes
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import shutil
 import signal
@@ -22,6 +21,7 @@ from typing import Any
 import torch
 
 from lilicorr.train.checkpoint import write_drafter
+from lilicorr.train.conversation import sequences_sha256
 from lilicorr.train.recipe import read_recipe
 from lilicorr.train.tokenizer_map import map_sha256, read_map
 from lilicorr.train.trainer import Trainer
@@ -83,12 +83,11 @@ def finish(trainer: Trainer) -> Path:
 
 def _provenance(trainer: Trainer) -> dict[str, Any]:
     """The tokenizer's map (the pair check compares it), the data's hash, the command line, and versions."""
-    data = hashlib.sha256(repr([item.ids for item in trainer.train_set]).encode()).hexdigest()
     packages = {name: version(name) for name in ("lilicorr", "torch", "transformers")}
     tokens = read_map(Path(trainer.recipe.target) / "tokenizer.json")
     return {
         "tokenizer_sha256": map_sha256(tokens),
-        "training_sequences_sha256": data,
+        "training_sequences_sha256": sequences_sha256(trainer.train_set),
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
         "packages": packages,
     }

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import shutil
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,30 +15,24 @@ import torch
 from lilicorr.runtime.errors import UserError
 from lilicorr.train.drafter import Drafter
 from lilicorr.train.recipe import Recipe, recipe_from_dict
+from lilicorr.train.tensor_file import write_tensors
 
 FILE = "state.safetensors"
 # Recipe fields that may differ on resume; a run folder may be moved.
 FREE = {"out", "features", "save_every", "threads", "logit_rows", "keep_states", "tensorboard"}
 
 
-def save(out: Path, recipe: Recipe, drafter: Drafter, optimiser: torch.optim.Optimizer, step: int) -> None:
-    """Write the state; the previous one stays until the new one is whole."""
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
+def save(
+    out: Path, recipe: Recipe, data: dict[str, str], drafter: Drafter, optimiser: torch.optim.Optimizer, step: int
+) -> None:
+    """Write the state; the previous one stays until the new one is whole. `data` names what is trained on."""
     tensors = {f"model.{name}": tensor for name, tensor in drafter.state_dict().items()}
     for name, parameter in drafter.named_parameters():
         for key, value in optimiser.state.get(parameter, {}).items():
             tensors[f"optimiser.{name}.{key}"] = torch.as_tensor(value)
-    metadata = {"step": str(step), "recipe": json.dumps(dataclasses.asdict(recipe))}
-    temporary = out / f"{FILE}.{os.getpid()}"
-    try:
-        save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, temporary, metadata=metadata)
-    except (OSError, SafetensorError) as error:
-        temporary.unlink(missing_ok=True)
-        raise UserError(f"the state cannot be saved in `{out}`: {error}; the one saved before is untouched") from None
-    _rotate(out, recipe.keep_states, step)
-    os.replace(temporary, out / FILE)
+    metadata = {"step": str(step), "recipe": json.dumps(dataclasses.asdict(recipe)), "data": json.dumps(data)}
+    rotate = partial(_rotate, out, recipe.keep_states, step)
+    write_tensors(out / FILE, tensors, "the state", metadata=metadata, before=rotate)
 
 
 def _rotate(out: Path, keep: int, step: int) -> None:
@@ -63,11 +58,11 @@ def _copy(source: Path, destination: Path) -> None:
         shutil.copyfile(source, destination)
 
 
-def load(out: Path, recipe: Recipe, drafter: Drafter, optimiser: torch.optim.Optimizer) -> int:
+def load(out: Path, recipe: Recipe, data: dict[str, str], drafter: Drafter, optimiser: torch.optim.Optimizer) -> int:
     """Restore the state in `out` if there is one; returns the step to go on with.
 
     Raises:
-        UserError: the state belongs to a run with another recipe (differences listed), or its file is damaged.
+        UserError: the state belongs to a run with another recipe or on other data (differences listed), or its file is damaged.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -80,16 +75,7 @@ def load(out: Path, recipe: Recipe, drafter: Drafter, optimiser: torch.optim.Opt
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
     except SafetensorError as error:
         raise UserError(f"`{path}` is damaged: {error}", hint=f"remove `{path}` to begin again") from None
-    saved, ours = json.loads(metadata["recipe"]), dataclasses.asdict(recipe)
-    whole, _ = recipe_from_dict(saved)  # fields that are newer than the state get their defaults
-    saved = saved if whole is None else dataclasses.asdict(whole)
-    different = [k for k in ours if k not in FREE and saved.get(k) != ours[k]]
-    if different:
-        lines = "\n  ".join(f"{key}: {saved.get(key)!r} there, {ours[key]!r} here" for key in different)
-        raise UserError(
-            f"`{out}` holds an unfinished run of another recipe:\n  {lines}",
-            hint="choose another `out` or remove it",
-        )
+    _refuse_another_run(out, metadata, recipe, data)
     drafter.load_state_dict({n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")})
     for name, parameter in drafter.named_parameters():
         prefix = f"optimiser.{name}."
@@ -99,3 +85,22 @@ def load(out: Path, recipe: Recipe, drafter: Drafter, optimiser: torch.optim.Opt
                 k: t.to(parameter.device if k != "step" else "cpu") for k, t in moments.items()
             }
     return int(metadata["step"])
+
+
+def _refuse_another_run(out: Path, metadata: dict[str, str], recipe: Recipe, data: dict[str, str]) -> None:
+    """Raise UserError with every difference between the saved run and this one."""
+    saved = json.loads(metadata["recipe"])
+    whole, _ = recipe_from_dict(saved)  # fields that are newer than the state get their defaults
+    saved = saved if whole is None else dataclasses.asdict(whole)
+    changed = {
+        k: (saved.get(k), v) for k, v in dataclasses.asdict(recipe).items() if k not in FREE and saved.get(k) != v
+    }
+    # States of older versions do not say what they were trained on.
+    seen = json.loads(metadata.get("data", json.dumps(data)))
+    other = {k: (seen.get(k), v) for k, v in data.items() if seen.get(k) != v}
+    for what, differences in (("of another recipe", changed), ("on other data", other)):
+        if differences:
+            lines = "\n  ".join(f"{key}: {there!r} there, {here!r} here" for key, (there, here) in differences.items())
+            raise UserError(
+                f"`{out}` holds an unfinished run {what}:\n  {lines}", hint="choose another `out` or remove it"
+            )

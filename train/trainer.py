@@ -18,7 +18,8 @@ from torch import Tensor
 from lilicorr.runtime.errors import UserError
 from lilicorr.train import state
 from lilicorr.train.checkpoint import read_drafter
-from lilicorr.train.data import Conversation, frequent_tokens, read_sequences, split
+from lilicorr.train.conversation import Conversation, sequences_sha256
+from lilicorr.train.data import frequent_tokens, read_sequences, split
 from lilicorr.train.drafter import Drafter
 from lilicorr.train.features import FeatureCache, weights_sha256
 from lilicorr.train.heads import Stage
@@ -50,8 +51,13 @@ class Trainer:
         target = load_target(recipe.target, torch.bfloat16 if half else torch.float32)
         target.to(self.device)
         tokenizer = AutoTokenizer.from_pretrained(recipe.target, local_files_only=True)
+        features = Path(recipe.features) if recipe.features else self.out / "features"
         sequences = read_sequences(
-            recipe.responses, tokenizer, max_length=recipe.max_length, block_size=recipe.drafter.block_size
+            recipe.responses,
+            tokenizer,
+            max_length=recipe.max_length,
+            block_size=recipe.drafter.block_size,
+            cache=features,
         )
         self.train_set, self.dev_set = split(sequences, recipe.held_out)
         if not self.train_set:
@@ -69,17 +75,20 @@ class Trainer:
         kept = torch.arange(config.output_size) if tables.target_ids is None else tables.target_ids
         self.to_draft = torch.full((config.vocab_size,), -1, device=self.device)
         self.to_draft[kept] = torch.arange(len(kept), device=self.device)
-        features = Path(recipe.features) if recipe.features else self.out / "features"
-        self.cache = FeatureCache(
-            target, weights_sha256(recipe.target), config.target_layer_ids, features, bf16=recipe.bf16
-        )
+        target_sha256 = weights_sha256(recipe.target)
+        self.cache = FeatureCache(target, target_sha256, config.target_layer_ids, features, bf16=recipe.bf16)
         if recipe.head_only:
             freeze_all_but_head(self.drafter)
         self.trained = [p for p in self.drafter.parameters() if p.requires_grad]
         self.optimiser = torch.optim.AdamW(
             self.trained, lr=recipe.learning_rate, weight_decay=recipe.weight_decay, betas=(0.9, 0.95)
         )
-        self.step = state.load(self.out, recipe, self.drafter, self.optimiser)
+        self.data = {
+            "training sequences": f"{len(self.train_set)}, sha256 {sequences_sha256(self.train_set)[:16]}",
+            "held-out sequences": f"{len(self.dev_set)}, sha256 {sequences_sha256(self.dev_set)[:16]}",
+            "target weights": f"sha256 {target_sha256[:16]}",
+        }
+        self.step = state.load(self.out, recipe, self.data, self.drafter, self.optimiser)
         self.log = RunLog(self.out, recipe.steps, self.step, tensorboard=recipe.tensorboard and self.processes.is_main)
         answers = sum(len(s.ids) - s.answer for s in self.train_set)
         print(
@@ -198,7 +207,7 @@ class Trainer:
 
     def save(self) -> None:
         if self.processes.is_main:
-            state.save(self.out, self.recipe, self.drafter, self.optimiser, self.step)
+            state.save(self.out, self.recipe, self.data, self.drafter, self.optimiser, self.step)
         self.processes.wait()
 
 

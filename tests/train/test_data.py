@@ -9,7 +9,8 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from lilicorr.runtime.errors import UserError
-from lilicorr.train.data import Conversation, ends_in_loop, frequent_tokens, read_sequences, split
+from lilicorr.train.conversation import Conversation
+from lilicorr.train.data import ends_in_loop, frequent_tokens, read_sequences, split
 from tests.fixtures import CHAT_TEMPLATE
 
 ANSWER = "the quick brown fox jumps over the lazy dog"
@@ -26,11 +27,11 @@ def tokenizer(tiny_target):
     return fast
 
 
-def read(tmp_path, tokenizer, lines, *, max_length=200, block_size=4):
+def read(tmp_path, tokenizer, lines, *, max_length=200, block_size=4, **options):
     path = tmp_path / "responses.jsonl"
     text = "\n".join(line if isinstance(line, str) else json.dumps(line, ensure_ascii=False) for line in lines)
     path.write_text(text, encoding="utf-8")
-    return read_sequences([path], tokenizer, max_length=max_length, block_size=block_size)
+    return read_sequences([path], tokenizer, max_length=max_length, block_size=block_size, **options)
 
 
 def record(**changes):
@@ -68,6 +69,9 @@ def test_long_texts_are_cut_and_short_answers_left_out(tmp_path, tokenizer):
 @pytest.mark.parametrize(
     "line",
     [
+        "",
+        "  ",
+        "{}",
         "{",
         "[1]",
         '"text"',
@@ -84,8 +88,25 @@ def test_long_texts_are_cut_and_short_answers_left_out(tmp_path, tokenizer):
 )
 def test_malformed_line_is_named_with_its_number(tmp_path, tokenizer, line):
     with pytest.raises(UserError) as caught:
-        read(tmp_path, tokenizer, [record(), "", line])
+        read(tmp_path, tokenizer, [record(), record(), line, record()])
     assert "responses.jsonl:3: " in caught.value.what
+
+
+@pytest.mark.parametrize("text", ["", "\n"], ids=["nothing", "newline"])
+def test_a_file_without_responses(tmp_path, tokenizer, text):
+    with pytest.raises(UserError, match=r"no usable response|:1: an empty line"):
+        read(tmp_path, tokenizer, [text])
+
+
+def test_one_newline_at_the_end_is_no_line(tmp_path, tokenizer):
+    assert len(read(tmp_path, tokenizer, [record(), ""])) == 1
+
+
+def test_sequences_shorter_than_a_block_are_left_out_and_counted(tmp_path, tokenizer):
+    answer = len(tokenizer(ANSWER, add_special_tokens=False).input_ids) + 1
+    assert len(read(tmp_path, tokenizer, [record()], block_size=answer)) == 1
+    with pytest.raises(UserError, match=rf"2 answers that do not loop, none of at least {answer + 1} tokens"):
+        read(tmp_path, tokenizer, [record(), record()], block_size=answer + 1)
 
 
 def test_unreadable_files_and_no_chat_template(tmp_path, tokenizer):
@@ -141,3 +162,41 @@ def test_frequent_tokens():
     assert frequent_tokens(items, 3, always=[9]) == [4, 7, 9]
     assert frequent_tokens(items, 6, always=[9]) == [0, 1, 2, 4, 7, 9]
     assert frequent_tokens(items, 1, always=[9, 9]) == [9]
+
+
+def test_a_file_is_tokenised_once(tmp_path, tokenizer):
+    """The second reading needs no tokenizer but its identity; a changed text, template or tokenizer is tokenised again."""
+    lines = [record(id="ä", response=ANSWER + str(i)) for i in range(3)]
+    cache = tmp_path / "deep" / "cache"
+    first = read(tmp_path, tokenizer, lines, cache=cache)
+    assert len(list(cache.iterdir())) == 1
+    assert first == read(tmp_path, tokenizer, lines)
+
+    class Counting:
+        chat_template, eos_token_id = tokenizer.chat_template, tokenizer.eos_token_id
+        backend_tokenizer = tokenizer.backend_tokenizer
+        calls = 0
+
+        def __call__(self, *args, **options):
+            self.calls += 1
+            return tokenizer(*args, **options)
+
+        def apply_chat_template(self, *args, **options):
+            return tokenizer.apply_chat_template(*args, **options)
+
+    counting = Counting()
+    assert read(tmp_path, counting, lines, cache=cache) == first
+    cut = read(tmp_path, counting, lines, cache=cache, max_length=first[0].answer + 5)
+    assert [item.ids for item in cut] == [item.ids[: item.answer + 5] for item in first]
+    assert counting.calls == 0
+    read(tmp_path, counting, lines[:2], cache=cache)
+    assert counting.calls == 4
+    counting.chat_template = "another"
+    read(tmp_path, counting, lines[:2], cache=cache)
+    assert counting.calls == 8
+
+
+def test_tokens_that_cannot_be_kept(tmp_path, tokenizer):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(UserError, match="the tokens of the responses cannot be saved"):
+        read(tmp_path, tokenizer, [record()], cache=tmp_path / "file")

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from lilicorr.runtime.errors import UserError
 from lilicorr.train import fit as module
+from lilicorr.train import trainer as trainer_module
 from lilicorr.train.checkpoint import read_drafter
 from lilicorr.train.fit import finish, fit
 from lilicorr.train.lilicorr import LiLiCorrHead
@@ -134,6 +135,25 @@ def test_another_recipe_is_refused_with_the_differences(recipe, tmp_path):
     assert "choose another `out`" in caught.value.hint
     assert (tmp_path / "run" / FILE).read_bytes() == before
     fit(recipe(steps=2, save_every=9))
+
+
+def test_other_data_is_refused_and_named(recipe, tmp_path, monkeypatch):
+    fit(recipe(steps=2))
+    before = (tmp_path / "run" / FILE).read_bytes()
+    responses = tmp_path / "responses.jsonl"
+    whole = responses.read_text()
+    responses.write_text("\n".join(whole.splitlines()[:4]))
+    with pytest.raises(UserError) as caught:
+        fit(recipe(steps=2))
+    assert "holds an unfinished run on other data" in caught.value.what
+    assert "training sequences: '5, sha256 " in caught.value.what
+    assert " there, '4, sha256 " in caught.value.what
+    assert "held-out" not in caught.value.what
+    responses.write_text(whole)
+    monkeypatch.setattr(trainer_module, "weights_sha256", lambda folder: "0" * 64)
+    with pytest.raises(UserError, match=r"target weights: 'sha256 .*' there, 'sha256 0000000000000000' here"):
+        fit(recipe(steps=2))
+    assert (tmp_path / "run" / FILE).read_bytes() == before
 
 
 def test_damaged_state_is_a_clear_error(recipe, tmp_path):

@@ -84,22 +84,32 @@ def test_older_states_are_kept_and_the_oldest_removed(recipe, tmp_path):  # noqa
     assert steps == ["4", "5", "6"]
 
 
+def full_disk(tensors, path, metadata=None):
+    """Stands in for safetensors' `save_file`."""
+    path.write_bytes(b"half a sta")
+    raise OSError(28, "No space left on device")
+
+
 @pytest.mark.parametrize("keep", [1, 3])
 def test_a_full_disk_keeps_the_state_saved_before(recipe, tmp_path, monkeypatch, keep):  # noqa: F811
-    def full(tensors, path, metadata=None):
-        path.write_bytes(b"half a sta")
-        raise OSError(28, "No space left on device")
-
     trainer = Trainer(module.read_recipe(recipe(keep_states=keep)))
     trainer.save()
     before = (tmp_path / "run" / FILE).read_bytes()
     trainer.train_step()
-    monkeypatch.setattr("safetensors.torch.save_file", full)
+    monkeypatch.setattr("safetensors.torch.save_file", full_disk)
     with pytest.raises(UserError, match=r"cannot be saved .* No space left") as caught:
         trainer.save()
-    assert "the one saved before is untouched" in caught.value.what
+    assert "what was saved before is untouched" in caught.value.what
     assert [path.name for path in (tmp_path / "run").glob("*state*")] == [FILE]
     assert (tmp_path / "run" / FILE).read_bytes() == before
+
+
+def test_a_full_disk_while_features_are_kept(recipe, tmp_path, monkeypatch):  # noqa: F811
+    trainer = Trainer(module.read_recipe(recipe()))
+    monkeypatch.setattr("safetensors.torch.save_file", full_disk)
+    with pytest.raises(UserError, match=r"target's features cannot be saved .* No space left"):
+        trainer.train_step()
+    assert not list(trainer.cache.folder.iterdir())
 
 
 def test_a_state_saved_before_a_recipe_field_existed_resumes(recipe, tmp_path):  # noqa: F811
@@ -111,6 +121,7 @@ def test_a_state_saved_before_a_recipe_field_existed_resumes(recipe, tmp_path): 
     for name in ("warm_start", "head_only", "logit_rows"):
         del saved[name]
     del saved["objective"]["chain"], saved["head"]["kind"]
+    del metadata["data"]  # what it was trained on was not stored either
     save_file(load_file(path), path, metadata=metadata | {"recipe": json.dumps(saved)})
     assert Trainer(module.read_recipe(recipe(steps=2))).step == 2
     with pytest.raises(UserError, match="objective"):
