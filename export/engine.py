@@ -19,9 +19,9 @@ from lilicorr.export.options import EngineOptions
 from lilicorr.export.progress import Progress
 from lilicorr.export.staging import Staging
 from lilicorr.export.timing_cache import timing_cache_path
-from lilicorr.export.trt_api import import_tensorrt
 from lilicorr.runtime.bundle import Bundle, file_sha256, open_bundle
 from lilicorr.runtime.engine_set import FILE_NAME, Engine, EngineSet, read_engine_set
+from lilicorr.runtime.trt_bindings import import_tensorrt
 
 
 def build_engines(folder: Path, out: Path | None, options: EngineOptions, progress: Progress) -> tuple[Path, EngineSet]:

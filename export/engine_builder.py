@@ -17,9 +17,10 @@ import onnx
 from lilicorr.export import timing_cache
 from lilicorr.export.engine_scan import require_supported
 from lilicorr.export.precision import float_tensors, require_precision_of
-from lilicorr.export.trt_api import compute_capability_member, import_tensorrt
+from lilicorr.export.trt_api import compute_capability_member
 from lilicorr.runtime.engine_set import Profile
 from lilicorr.runtime.errors import UserError
+from lilicorr.runtime.trt_bindings import import_tensorrt
 
 Say = Callable[[str], None]
 PROGRESS_S = 5.0  # between two lines: a large build has tens of thousands of steps

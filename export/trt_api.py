@@ -1,4 +1,4 @@
-"""The thin layer over TensorRT's differences: which module a backend is, how to install it, and what only one of them has.
+"""What only one of the TensorRT builders has, behind one name. The bindings themselves: `lilicorr.runtime.trt_bindings`.
 
 Together with `engine_builder` and `timing_cache` this is every call we make into TensorRT to build; a test holds all of them
 against the signatures of the real bindings.
@@ -6,51 +6,10 @@ against the signatures of the real bindings.
 
 from __future__ import annotations
 
-import importlib
-import platform
 import re
-from pathlib import Path
 from typing import Any
 
 from lilicorr.runtime.errors import UserError
-
-MODULES = {"tensorrt": ("tensorrt", "tensorrt_bindings"), "tensorrt-rtx": ("tensorrt_rtx", "tensorrt_rtx_bindings")}
-OLDEST, BEYOND = (10, 3), (12,)  # `tensorrt`: JetPack 6.2 has 10.3; 12 is unknown
-_JETSON = Path("/etc/nv_tegra_release")
-
-
-def import_tensorrt(backend: str) -> Any:
-    """Import the Python bindings of `backend`.
-
-    Raises:
-        UserError: not installed (with the install command for this platform), not loadable, or a version out of range.
-    """
-    failure = ""
-    for name in MODULES[backend]:
-        try:
-            trt = importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            if error.name != name:
-                failure = f": {error}"
-            continue
-        except ImportError as error:  # a shared library of it is missing
-            failure = f": {error}"
-            continue
-        _require_version(backend, trt.__version__)
-        return trt
-    raise UserError(
-        f"`{backend}` cannot be imported here{failure or ': it is not installed'}", hint=install_command(backend)
-    )
-
-
-def install_command(backend: str, *, machine: str | None = None, jetson: bool | None = None) -> str:
-    """One line that installs `backend` on this platform (or the one described)."""
-    if backend == "tensorrt-rtx":
-        return "pip install tensorrt-rtx"
-    jetson = _JETSON.exists() if jetson is None else jetson
-    if jetson or (machine or platform.machine()) == "aarch64":
-        return "sudo apt install python3-libnvinfer, and make the virtual environment with --system-site-packages"
-    return 'pip install "tensorrt>=10.3,<12"'
 
 
 def compute_capability_member(trt: Any, capability: str) -> Any:
@@ -68,9 +27,3 @@ def compute_capability_member(trt: Any, capability: str) -> Any:
             hint="choose one of them, or build on the device with --backend tensorrt",
         )
     return members[name]
-
-
-def _require_version(backend: str, version: str) -> None:
-    found = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
-    if backend == "tensorrt" and not OLDEST <= found < BEYOND:
-        raise UserError(f"TensorRT {version} is not supported, expected 10.3 to 11.x", hint=install_command(backend))

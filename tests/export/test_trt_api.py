@@ -1,4 +1,4 @@
-"""What our builder calls, against the signatures of the real bindings; and what is said when there is no TensorRT.
+"""What our builder calls, against the signatures of the real bindings.
 
 The bindings import without TensorRT when stubs stand for its libraries; nothing of TensorRT runs.
 """
@@ -6,7 +6,6 @@ The bindings import without TensorRT when stubs stand for its libraries; nothing
 import dataclasses
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -113,34 +112,6 @@ def test_every_call_is_one_that_tensorrt_rtx_declares(stubs, tmp_path):
     layers, calls = run(folder, "tensorrt_rtx_bindings", path, "built", stubs)
     assert layers == 3
     assert "IBuilderConfig.set_compute_capability" in calls
-
-
-def test_a_missing_tensorrt_is_one_line_and_the_install_command(monkeypatch):
-    monkeypatch.setitem(trt_api.MODULES, "tensorrt", ("no_such_module",))
-    with pytest.raises(UserError, match="`tensorrt` cannot be imported here: it is not installed") as caught:
-        trt_api.import_tensorrt("tensorrt")
-    assert "\n" not in caught.value.what
-    assert caught.value.hint == trt_api.install_command("tensorrt")
-
-
-@pytest.mark.parametrize(
-    ("backend", "machine", "jetson", "expected"),
-    [
-        ("tensorrt", "x86_64", False, "pip install"),
-        ("tensorrt", "aarch64", True, "apt install python3-libnvinfer"),
-        ("tensorrt-rtx", "x86_64", False, "pip install tensorrt-rtx"),
-    ],
-)
-def test_the_install_command_is_that_of_the_platform(backend, machine, jetson, expected):
-    assert expected in trt_api.install_command(backend, machine=machine, jetson=jetson)
-
-
-@pytest.mark.parametrize("version", ["8.6.1", "10.0.1", "12.0"])
-def test_a_version_out_of_range_is_refused(version, monkeypatch):
-    monkeypatch.setitem(sys.modules, "other_tensorrt", SimpleNamespace(__version__=version))
-    monkeypatch.setitem(trt_api.MODULES, "tensorrt", ("other_tensorrt",))
-    with pytest.raises(UserError, match=f"TensorRT {re.escape(version)} is not supported, expected 10.3 to 11.x"):
-        trt_api.import_tensorrt("tensorrt")
 
 
 def test_a_capability_that_rtx_lacks_lists_those_it_has():
