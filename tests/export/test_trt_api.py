@@ -6,7 +6,6 @@ The bindings import without TensorRT when stubs stand for its libraries; nothing
 import dataclasses
 import json
 import os
-import shutil
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -20,31 +19,15 @@ from lilicorr.export.engine_builder import Job
 from lilicorr.runtime.engine_set import Profile, Range
 from lilicorr.runtime.errors import UserError
 from tests.export.checked_bindings import check
+from tests.plugins_trt.stubs import write_stubs
 from tests.plugins_trt.tools import ROOT, wheel
 
-STUBS = {
-    "libnvinfer": (
-        "createInferBuilder_INTERNAL createInferRefitter_INTERNAL createInferRuntime_INTERNAL getBuilderPluginRegistry "
-        "getPluginRegistry"
-    ),
-    "libnvonnxparser": "createNvOnnxParserRefitter_INTERNAL createNvOnnxParser_INTERNAL getNvOnnxParserVersion",
-    "libnvinfer_plugin": "initLibNvInferPlugins",
-}
 VERSIONS = ["bindings-10.3.0", "bindings-10.16.1.11", "bindings-11.4.0.106"]
 
 
 @pytest.fixture(scope="module")
 def stubs(tmp_path_factory):
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("no C compiler for the stub libraries")
-    folder = tmp_path_factory.mktemp("stubs")
-    for library, symbols in STUBS.items():
-        source = folder / f"{library}.c"
-        source.write_text("".join(f"void *{symbol}(void) {{ return 0; }}\n" for symbol in symbols.split()))
-        for major in (10, 11):
-            subprocess.run([compiler, "-shared", "-fPIC", "-o", folder / f"{library}.so.{major}", source], check=True)
-    return folder
+    return write_stubs(tmp_path_factory.mktemp("stubs"))
 
 
 def job_of(tmp_path):

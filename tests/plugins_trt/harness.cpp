@@ -2,7 +2,8 @@
 //
 //   harness liblilicorr_plugin.so [libnvinfer_lean.so.N]
 //
-// With a second library the creator comes from that library's real plugin registry. Prints each check that fails; exit code 1 then.
+// With a second library the creator comes from that library's real plugin registry (N, 10 or 11, tells the registry's layout), and a
+// serialised plugin is created again by the creator found there. Prints each check that fails; exit code 1 then.
 #include <NvInferImpl.h>
 #include <NvInferRuntime.h>
 
@@ -280,6 +281,37 @@ IPluginCreatorInterface* fromLibrary(void* library)
     return creators[0];
 }
 
+// IPluginRegistry of TensorRT 11: that of 10 without the members that take an IPluginCreator, which 10.0 deprecated and 11.0 removed.
+// The order is the ABI; the headers of 10 would call other members.
+class Registry11
+{
+protected:
+    virtual ~Registry11() noexcept = default;
+
+public:
+    virtual void setErrorRecorder(IErrorRecorder* recorder) noexcept = 0;
+    virtual IErrorRecorder* getErrorRecorder() const noexcept = 0;
+    virtual bool isParentSearchEnabled() const = 0;
+    virtual void setParentSearchEnabled(bool enabled) = 0;
+    virtual void* loadLibrary(AsciiChar const* path) noexcept = 0;
+    virtual void deregisterLibrary(void* handle) noexcept = 0;
+    virtual bool registerCreator(IPluginCreatorInterface& creator, AsciiChar const* space) noexcept = 0;
+    virtual IPluginCreatorInterface* const* getAllCreators(int32_t* count) const noexcept = 0;
+    virtual IPluginCreatorInterface* getCreator(
+        AsciiChar const* name, AsciiChar const* version, AsciiChar const* space) noexcept = 0;
+};
+
+template <class Registry>
+IPluginCreatorInterface* loadInto(void* registry, char const* path)
+{
+    auto* const typed = static_cast<Registry*>(registry);
+    CHECK(typed->getCreator("GreedyWalk", "1", "lilicorr") == nullptr);
+    CHECK(typed->loadLibrary(path) != nullptr);
+    CHECK(typed->getCreator("GreedyWalk", "2", "lilicorr") == nullptr);
+    CHECK(typed->getCreator("GreedyWalk", "1", "") == nullptr);
+    return typed->getCreator("GreedyWalk", "1", "lilicorr");
+}
+
 IPluginCreatorInterface* fromRegistry(char const* path, char const* nvinfer)
 {
     void* const library = dlopen(nvinfer, RTLD_NOW | RTLD_LOCAL);
@@ -288,9 +320,9 @@ IPluginCreatorInterface* fromRegistry(char const* path, char const* nvinfer)
         std::printf("%s\n", dlerror());
         return nullptr;
     }
-    auto* const registry = reinterpret_cast<IPluginRegistry* (*) ()>(dlsym(library, "getPluginRegistry"))();
-    CHECK(registry->loadLibrary(path) != nullptr);
-    return registry->getCreator("GreedyWalk", "1", "lilicorr");
+    void* const registry = reinterpret_cast<void* (*) ()>(dlsym(library, "getPluginRegistry"))();
+    bool const eleven = std::strstr(nvinfer, ".so.11") != nullptr;
+    return eleven ? loadInto<Registry11>(registry, path) : loadInto<IPluginRegistry>(registry, path);
 }
 
 } // namespace
