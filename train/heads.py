@@ -53,6 +53,9 @@ class Stage:
 class DraftHead(nn.Module):
     """A head's part of training and of drafting. Subclasses are built from the drafter's whole configuration."""
 
+    def initialise(self, embeddings: Tensor) -> None:  # noqa: B027
+        """Fit the weights of a new head to the target's input embedding (V, H); most heads need nothing."""
+
     @abstractmethod
     def terms(self, blocks: Blocks, tables: Tables, weights: Weights, stage: Stage) -> tuple[Terms, dict[str, Tensor]]:
         """The whole objective of these blocks, drafter terms included, and metrics to log."""

@@ -18,6 +18,9 @@ from lilicorr.train.objective import Blocks, Terms, Weights, lattice_terms
 from lilicorr.train.walk import greedy_walk
 
 
+TOKEN_RMS = 1.5  # of 0.5, 1.6 and 4.9, the best after 200 steps of the head alone (docs/study.md)
+
+
 class LiLiCorrHead(DraftHead):
     """Start and pair scores of the candidates of one block (paper §3; published recipe's forward).
 
@@ -89,6 +92,17 @@ class LiLiCorrHead(DraftHead):
                 nn.init.zeros_(module.bias)
             elif isinstance(module, LatticeAttention):
                 nn.init.normal_(module.in_proj_weight, std=0.02)
+
+    @torch.no_grad()
+    def initialise(self, embeddings: Tensor) -> None:
+        """Let the token's part of the lattice rows begin with an RMS of `TOKEN_RMS`.
+
+        The published init leaves it far below the part of the hidden row that all candidates of a slot share (here 0.07 against 0.5),
+        and the head takes hundreds of steps to tell candidates apart.
+        """
+        if isinstance(self.token_proj, nn.Linear):
+            rms = self.token_proj(embeddings[:: max(1, len(embeddings) // 4096)]).square().mean().sqrt()
+            self.token_proj.weight *= TOKEN_RMS / rms
 
     def attention_bias(self, slots: int, topk: int) -> Tensor:
         """(heads, S*K, S*K) fp32: relative_slot_bias[slot(i) - slot(j) + B - 1] + same_slot_bias where the slots are equal.

@@ -37,6 +37,9 @@ class Weights:
     head_ce: float = 0.25
     head_margin: float = 0.0
     head_penalty: float = 0.25
+    head_soft: float = 0.0  # divergence of the head's choice from the target's own, over the K candidates
+    head_first_error: float = 0.0  # first_error and chain of the head's choice
+    head_chain: float = 0.0
     margin: float = 2.0
     base_start: float = 1.0  # Domino: share of the loss of the base logits at the first step, falling linearly to 0
     base_until: float = 1.0  # Domino: share of the steps after which it is 0
@@ -45,8 +48,9 @@ class Weights:
     confidence: float = 1.0  # DSpark: cross-entropy of the confidence
 
     @property
-    def head_weights(self) -> tuple[float, float, float]:
-        return self.head_ce, self.head_margin, self.head_penalty
+    def head_weights(self) -> tuple[float, ...]:
+        """Those of the published lattice terms and of ours, any of which trains the head."""
+        return self.head_ce, self.head_margin, self.head_penalty, self.head_soft, self.head_first_error, self.head_chain
 
     def __post_init__(self) -> None:
         if min(vars(self).values()) < 0 or max(self.soft, self.dpace) > 1 or self.base_until == 0:
@@ -124,15 +128,24 @@ def left_to_right_terms(log_q: Tensor, hit: Tensor, blocks: Blocks, weights: Wei
     """
     terms: Terms = {}
     if weights.first_error:
-        wrong = blocks.supervised & ~hit
-        first = wrong & (wrong.cumsum(-1) == 1) & blocks.labelled
-        terms["first_error"] = weights.first_error, -(log_q * first).sum() / first.sum().clamp_min(1)
+        terms["first_error"] = weights.first_error, first_error(log_q, hit, blocks.supervised, blocks.labelled)
     if weights.chain:
-        alive = blocks.labelled.cumprod(-1)
-        products = torch.exp((log_q * alive).cumsum(-1)) * alive
-        count = blocks.supervised.any(-1).sum().clamp_min(1)
-        terms["chain"] = weights.chain, -products.sum() / (count * log_q.shape[1])
+        terms["chain"] = weights.chain, chain(log_q, blocks.supervised, blocks.labelled)
     return terms
+
+
+def first_error(log_q: Tensor, hit: Tensor, supervised: Tensor, labelled: Tensor) -> Tensor:
+    """Cross-entropy at the first supervised slot without a hit, over the blocks where it is labelled; all (N, S)."""
+    wrong = supervised & ~hit
+    first = wrong & (wrong.cumsum(-1) == 1) & labelled
+    return -(log_q * first).sum() / first.sum().clamp_min(1)
+
+
+def chain(log_q: Tensor, supervised: Tensor, labelled: Tensor) -> Tensor:
+    """-Σ_k Π_{j≤k} q_j / S over the blocks with a supervised slot; all (N, S)."""
+    alive = labelled.cumprod(-1)
+    products = torch.exp((log_q * alive).cumsum(-1)) * alive
+    return -products.sum() / (supervised.any(-1).sum().clamp_min(1) * log_q.shape[1])
 
 
 def lattice_terms(
@@ -150,7 +163,8 @@ def lattice_terms(
         target_rows: (Vd, H) target lm_head rows of the draft vocabulary.
 
     Returns:
-        `ce`, `margin`, `penalty` (means over counted slots), and metrics: see `prefix_metrics`; `oracle_gap` = oracle - selected;
+        `ce`, `margin`, `penalty` and `head_soft` (means over counted slots), `head_first_error` and `head_chain` (those of
+        `left_to_right_terms` for the head's choice after the gold predecessor), and metrics: see `prefix_metrics`; `oracle_gap` = oracle - selected;
         `gold_in_lattice`, the share of supervised slots; `score_spread`, the standard deviation of the scores over the candidates
         (0: the factors have collapsed and the head tells nothing apart).
     """
@@ -173,7 +187,8 @@ def lattice_terms(
         return (values * counted).sum() / denominator
 
     gold = gold_index[..., None]
-    terms: Terms = {"ce": (weights.head_ce, mean(-log_p.gather(-1, gold).squeeze(-1)))}
+    log_q = log_p.gather(-1, gold).squeeze(-1)
+    terms: Terms = {"ce": (weights.head_ce, mean(-log_q))}
     if weights.head_margin and rows.shape[-1] > 1:
         rival = rows.masked_fill(is_gold, float("-inf")).amax(-1)
         margin = F.relu(weights.margin - (rows.gather(-1, gold).squeeze(-1) - rival))
@@ -183,6 +198,14 @@ def lattice_terms(
     z = at_least_fp32(z)
     penalty = mean((log_p.exp() * F.relu(z.gather(-1, gold) - z)).sum(-1))
     terms["penalty"] = weights.head_penalty, penalty
+    if weights.head_soft:
+        log_t = torch.log_softmax(z, dim=-1)
+        terms["head_soft"] = weights.head_soft, mean((log_t.exp() * (log_t - log_p)).sum(-1))
+    if weights.head_first_error:
+        hit = rows.argmax(-1) == gold_index
+        terms["head_first_error"] = weights.head_first_error, first_error(log_q, hit, counted, counted)
+    if weights.head_chain:
+        terms["head_chain"] = weights.head_chain, chain(log_q, whole.expand_as(counted), counted)
     metrics = prefix_metrics(start, pair, is_gold, whole)
     metrics["oracle_gap"] = metrics["oracle_prefix"] - metrics["selected_prefix"]
     metrics["gold_in_lattice"] = (present & blocks.supervised).sum() / blocks.supervised.sum().clamp_min(1)

@@ -110,6 +110,7 @@ class Trainer:
         drafter = Drafter(recipe.drafter_config(target.config, kept))
         if kept is not None:
             drafter.d2t = torch.tensor(kept) - torch.arange(len(kept))
+        drafter.drafting.initialise(embedding_table(target))
         if source is not None:
             warm_start(drafter, source)
         return drafter
