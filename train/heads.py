@@ -53,7 +53,7 @@ class Stage:
 class DraftHead(nn.Module):
     """A head's part of training and of drafting. Subclasses are built from the drafter's whole configuration."""
 
-    def initialise(self, embeddings: Tensor) -> None:  # noqa: B027
+    def initialise(self, embeddings: Tensor) -> None:
         """Fit the weights of a new head to the target's input embedding (V, H); most heads need nothing."""
 
     @abstractmethod

@@ -17,7 +17,6 @@ from lilicorr.train.norm import RMSNorm, at_least_fp32
 from lilicorr.train.objective import Blocks, Terms, Weights, lattice_terms
 from lilicorr.train.walk import greedy_walk
 
-
 TOKEN_RMS = 1.5  # of 0.5, 1.6 and 4.9, the best after 200 steps of the head alone (docs/study.md)
 
 
@@ -97,8 +96,8 @@ class LiLiCorrHead(DraftHead):
     def initialise(self, embeddings: Tensor) -> None:
         """Let the token's part of the lattice rows begin with an RMS of `TOKEN_RMS`.
 
-        The published init leaves it far below the part of the hidden row that all candidates of a slot share (here 0.07 against 0.5),
-        and the head takes hundreds of steps to tell candidates apart.
+        The published init leaves it far below the part of the hidden row that all candidates of a slot share (here 0.07
+        against 0.5), and the head takes hundreds of steps to tell candidates apart.
         """
         if isinstance(self.token_proj, nn.Linear):
             rms = self.token_proj(embeddings[:: max(1, len(embeddings) // 4096)]).square().mean().sqrt()

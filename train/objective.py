@@ -164,9 +164,9 @@ def lattice_terms(
 
     Returns:
         `ce`, `margin`, `penalty` and `head_soft` (means over counted slots), `head_first_error` and `head_chain` (those of
-        `left_to_right_terms` for the head's choice after the gold predecessor), and metrics: see `prefix_metrics`; `oracle_gap` = oracle - selected;
-        `gold_in_lattice`, the share of supervised slots; `score_spread`, the standard deviation of the scores over the candidates
-        (0: the factors have collapsed and the head tells nothing apart).
+        `left_to_right_terms` for the head's choice after the gold predecessor); and metrics: see `prefix_metrics`;
+        `oracle_gap` = oracle - selected; `gold_in_lattice`, the share of supervised slots; `score_spread`, the standard
+        deviation of the scores over the candidates (0: the factors have collapsed and the head tells nothing apart).
     """
     ids, log_probs = (t.view(*blocks.gold.shape, -1) for t in (picked.ids, picked.log_probs))
     start, pair = head(embeddings, log_probs, blocks.hidden, blocks.anchor_row)

@@ -51,6 +51,7 @@ class Trainer:
         target = load_target(recipe.target, torch.bfloat16 if half else torch.float32)
         target.to(self.device)
         tokenizer = AutoTokenizer.from_pretrained(recipe.target, local_files_only=True)
+        self.out.mkdir(parents=True, exist_ok=True)
         features = Path(recipe.features) if recipe.features else self.out / "features"
         sequences = read_sequences(
             recipe.responses,
