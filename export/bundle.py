@@ -61,7 +61,7 @@ def _write_graphs(pair: Pair, options: BuildOptions, folder: Path, progress: Pro
         import torch
 
         from lilicorr.export.graphs import trace_drafter, trace_scorer, trace_target, write_graphs
-        from lilicorr.runtime.contract import FLOATS
+        from lilicorr.runtime.contract import FLOATS, NATIVE, native_rows
         from lilicorr.train.checkpoint import read_drafter
         from lilicorr.train.target import embedding_table, lm_head_table, load_target
 
@@ -70,12 +70,12 @@ def _write_graphs(pair: Pair, options: BuildOptions, folder: Path, progress: Pro
         drafter = read_drafter(pair.drafter.path)
         model = load_target(pair.target.path)
     config, slots = pair.drafter.config, pair.block_size - 1
+    rows = native_rows(describe(pair, options)) if options.attention == NATIVE else None
     with progress.phase("trace the target"):
-        graphs = {"target": trace_target(model, config.target_layer_ids, dtype)}
+        graphs = {"target": trace_target(model, config.target_layer_ids, dtype, native_rows=rows)}
     with progress.phase("trace the drafter"):
-        graphs["drafter"] = trace_drafter(
-            drafter, embedding_table(model), lm_head_table(model), dtype, slots, config.candidate_topk
-        )
+        tables = embedding_table(model), lm_head_table(model)
+        graphs["drafter"] = trace_drafter(drafter, *tables, dtype, slots, config.candidate_topk, native_rows=rows)
     if drafter.head is not None:
         with progress.phase("trace the scorer"):
             graphs["scorer"] = trace_scorer(drafter.head, embedding_table(model), dtype, slots, config.candidate_topk)

@@ -13,6 +13,7 @@ import click
 from lilicorr.export.architectures import PROVEN
 from lilicorr.export.options import CONTEXT_CAP, ELEMENT_BYTES, BuildOptions, EngineOptions
 from lilicorr.runtime.commands import Group
+from lilicorr.runtime.contract import ATTENTION_FORMS
 
 DEFAULTS = BuildOptions()
 ENGINE_DEFAULTS = EngineOptions()
@@ -40,6 +41,13 @@ def _pair_options(command: Callable[..., None]) -> Callable[..., None]:
         ),
         click.option(
             "--precision", type=click.Choice(list(ELEMENT_BYTES)), default=DEFAULTS.precision, show_default=True
+        ),
+        click.option(
+            "--attention",
+            type=click.Choice(ATTENTION_FORMS),
+            default=DEFAULTS.attention,
+            show_default=True,
+            help="native: TensorRT 11.1 or newer, TensorRT-RTX.",
         ),
         click.option("--drafter", type=FOLDER, required=True, help="Drafter checkpoint folder."),
         click.option("--target", type=FOLDER, required=True, help="Hugging Face folder of the target."),

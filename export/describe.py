@@ -31,6 +31,7 @@ def describe(pair: Pair, options: BuildOptions) -> Manifest:
         created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         command=_command(pair, options),
         precision=options.precision,
+        attention=options.attention,
         target=Target(
             name=target.path.resolve().name,
             architecture=target.architecture,
@@ -80,6 +81,7 @@ def _command(pair: Pair, options: BuildOptions) -> tuple[str, ...]:
     folders = {"--target": pair.target.path.resolve(), "--drafter": pair.drafter.path.resolve()}
     chosen = {
         "--precision": options.precision,
+        "--attention": options.attention,
         "--max-context": options.context(pair.max_context),
         "--max-batch": options.max_batch,
         "--block-size": pair.block_size,

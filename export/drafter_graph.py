@@ -1,7 +1,7 @@
 """The DFlash drafter as a graph: new context rows in, candidates per slot out, no cache of its own.
 
-The layers are `lilicorr.train.layers`'; this module gives them two-part attention (committed context rows and rows of this call)
-and turns the hidden rows into sorted candidates. Inputs and outputs: docs/design.md, "The three graphs".
+The layers are `lilicorr.train.layers`'; this module gives them attention over committed context rows and rows of this call
+(`drafter_attention`) and turns the hidden rows into sorted candidates. Inputs and outputs: docs/design.md, "The three graphs".
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lilicorr.export.attention import two_part_attention, visibility_mask
+from lilicorr.export.drafter_attention import DrafterCall, NativeDrafterCall
 from lilicorr.runtime.errors import UserError
 from lilicorr.train.drafter import Drafter
 
@@ -24,12 +24,15 @@ class DrafterGraph(nn.Module):
         lm_head: (V, H) the target's output rows; used unless the drafter owns a head (a reduced vocabulary keeps some rows).
         slots: S, 1 to block_size - 1.
         topk: K, candidates per slot.
+        native: Native attention; it cannot compute outside a trace.
 
     Raises:
         UserError: slots or topk out of range, or a sliding window narrower than the block.
     """
 
-    def __init__(self, drafter: Drafter, embedding: Tensor, lm_head: Tensor, *, slots: int, topk: int):
+    def __init__(
+        self, drafter: Drafter, embedding: Tensor, lm_head: Tensor, *, slots: int, topk: int, native: bool = False
+    ):
         super().__init__()
         config = drafter.config
         if not 1 <= slots <= config.slots:
@@ -40,7 +43,8 @@ class DrafterGraph(nn.Module):
         narrow = [w for w in windows if w is not None and w <= slots]
         if narrow:
             raise UserError(f"`sliding_window` {narrow[0]} is narrower than a block of {slots + 1}")
-        self.drafter, self.windows, self.slots, self.topk = drafter, windows, slots, topk
+        self.drafter, self.slots, self.topk = drafter, slots, topk
+        self._call = NativeDrafterCall if native else DrafterCall
         self.embedding = nn.Parameter(embedding, requires_grad=False)
         rows = drafter.output_rows(lm_head)
         self.output_rows = self.embedding if rows is embedding else nn.Parameter(rows, requires_grad=False)
@@ -62,48 +66,22 @@ class DrafterGraph(nn.Module):
 
         Returns:
             candidate_ids (N,S,K) int32, log_probs (N,S,K) f32, hidden (N,S,H), anchor_row (N,H),
-            and per layer new_k, new_v (N,Hkv,M,D).
+            and per layer new_k, new_v (N,Hkv,M,D), or with native attention the caches with those rows written.
         """
         context = self.drafter.context(features)
         context_positions = lengths[:, None] + torch.arange(features.shape[1], dtype=torch.int32)
         block_positions = (lengths + count)[:, None] + torch.arange(self.slots + 1, dtype=torch.int32)
         context_rope, block_rope = self.drafter.rotary(context_positions), self.drafter.rotary(block_positions)
-        masks = self._masks(count, lengths, context_positions, block_positions, k_caches[0].shape[2])
-
+        call = self._call(self.drafter.config, k_caches, v_caches, lengths, count, context_positions, block_positions)
         masked = self.mask_row.expand(anchor.shape[0], self.slots, -1)
         x = torch.cat([F.embedding(anchor[:, None], self.embedding), masked], dim=1)
-        new_k, new_v = [], []
-        for layer, window, k_cache, v_cache in zip(self.drafter.layers, self.windows, k_caches, v_caches, strict=True):
-            k_rows, v_rows = layer.self_attn.keys_values(context, context_rope)
-            new_k.append(k_rows)
-            new_v.append(v_rows)
-
-            x = layer(x, block_rope, partial(_attend, k_cache, v_cache, k_rows, v_rows, masks[window]))
+        for index, layer in enumerate(self.drafter.layers):
+            rows = layer.self_attn.keys_values(context, context_rope)
+            x = layer(x, block_rope, partial(call.attend, index, *rows))
         hidden = self.drafter.norm(x[:, 1:])
         candidate_ids, log_probs = self._candidates(hidden)
         last = (count - 1).clamp_min(0).to(torch.int64)[:, None, None].expand(-1, 1, context.shape[-1])
-        return candidate_ids, log_probs, hidden, context.gather(1, last)[:, 0], new_k, new_v
-
-    def _masks(
-        self, count: Tensor, lengths: Tensor, context_positions: Tensor, block_positions: Tensor, capacity: int
-    ) -> dict[int | None, Tensor]:
-        """The mask of each window size over [cache, context rows of this call, block]."""
-        batch, new = context_positions.shape
-        rows = torch.arange(capacity, dtype=torch.int32)[None].expand(batch, -1)
-        keys = torch.cat([rows, context_positions, block_positions], dim=1)
-        valid = [rows < lengths[:, None], torch.arange(new, dtype=torch.int32) < count[:, None], block_positions >= 0]
-        config = self.drafter.config
-        return {
-            window: visibility_mask(
-                block_positions,
-                keys,
-                torch.cat(valid, dim=1),
-                group=config.num_attention_heads // config.num_key_value_heads,
-                causal=config.causal,
-                window=window,
-            )
-            for window in dict.fromkeys(self.windows)
-        }
+        return candidate_ids, log_probs, hidden, context.gather(1, last)[:, 0], call.new_k, call.new_v
 
     def _candidates(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """The K best target ids per slot and their log-probabilities; log-sum-exp in float32, shifted by the best score."""
@@ -113,11 +91,3 @@ class DrafterGraph(nn.Module):
         log_sum = (logits - shift).exp().sum(dim=-1, keepdim=True).log()
         ids = ids.to(torch.int32) if self.target_ids is None else self.target_ids[ids]
         return ids, best - shift - log_sum
-
-
-def _attend(
-    k_cache: Tensor, v_cache: Tensor, k_rows: Tensor, v_rows: Tensor, mask: Tensor, q: Tensor, k: Tensor, v: Tensor
-) -> Tensor:
-    """The block's q, k, v attend to the committed cache and to [context rows of this call, block]."""
-    k, v = torch.cat([k_rows, k], dim=2), torch.cat([v_rows, v], dim=2)
-    return two_part_attention(q, k_cache, v_cache, k, v, mask, q.shape[-1] ** -0.5)

@@ -16,8 +16,10 @@ import onnx
 
 from lilicorr.export import timing_cache
 from lilicorr.export.engine_scan import require_supported
+from lilicorr.export.native_check import network_problems
 from lilicorr.export.precision import float_tensors, require_precision_of
 from lilicorr.export.trt_api import compute_capability_member
+from lilicorr.runtime.contract import TENSORRT_DOMAIN
 from lilicorr.runtime.engine_set import Profile
 from lilicorr.runtime.errors import UserError
 from lilicorr.runtime.trt_bindings import import_tensorrt
@@ -73,7 +75,7 @@ def build_engine(job: Job, say: Say, cancelled: Callable[[], bool]) -> int:
     logger = _logger(trt, messages)
     if job.plugin_library is not None:
         trt.get_plugin_registry().load_library(job.plugin_library)
-        _drop_functions(model, job)
+    _drop_functions(model, job)
     builder = trt.Builder(logger)
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, logger)
@@ -128,7 +130,7 @@ def _config(trt: Any, builder: Any, network: Any, job: Job, say: Say) -> Any:
 
 
 def _require_read_back(trt: Any, network: Any, job: Job) -> None:
-    """The dtypes TensorRT understood: softmax and top-k in fp32, products with weights in the asked precision."""
+    """What TensorRT understood: softmax and top-k in fp32, products with weights in the asked precision, nothing dropped."""
     wanted = {"fp32": trt.DataType.FLOAT, "fp16": trt.DataType.HALF, "bf16": trt.DataType.BF16}[job.precision]
     fp32_layers = (trt.LayerType.SOFTMAX, trt.LayerType.TOPK)
     passing = (trt.LayerType.SHUFFLE, trt.LayerType.IDENTITY)  # the parser reshapes a weight to broadcast it
@@ -145,13 +147,16 @@ def _require_read_back(trt: Any, network: Any, job: Job) -> None:
             problems.append(f"`{layer.name}` reads {inputs[0].dtype}, expected {trt.DataType.FLOAT}")
         if layer.type == trt.LayerType.MATRIX_MULTIPLY and any(tensor.name in weights for tensor in inputs):
             problems += [f"`{layer.name}` reads {t.dtype}, expected {wanted}" for t in inputs if t.dtype != wanted]
+    if dropped := network_problems(trt, network):
+        raise UserError(f"TensorRT did not take all of {job.component}.onnx:\n  " + "\n  ".join(dropped))
     if problems:
         raise UserError(f"TensorRT read other dtypes from {job.component}.onnx than asked:\n  " + "\n  ".join(problems))
 
 
 def _drop_functions(model: onnx.ModelProto, job: Job) -> None:
-    """Take out the function behind the plugin's node: parsers differ in which of the two they prefer."""
-    kept = [f for f in model.functions if (f.domain, f.name) != (job.plugin_namespace, job.plugin_name)]
+    """Take out the functions behind TensorRT's own nodes and the plugin's: parsers differ in which of the two they prefer."""
+    plugin = (job.plugin_namespace, job.plugin_name) if job.plugin_library is not None else None
+    kept = [f for f in model.functions if f.domain != TENSORRT_DOMAIN and (f.domain, f.name) != plugin]
     del model.functions[:]
     model.functions.extend(kept)
 

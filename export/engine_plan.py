@@ -19,6 +19,7 @@ from lilicorr.export.device_rules import require_precision
 from lilicorr.export.engine_cache import facts, reason_to_build
 from lilicorr.export.engine_memory import estimate_bytes
 from lilicorr.export.engine_profiles import profiles_for
+from lilicorr.export.native_check import require_native
 from lilicorr.export.options import EngineOptions
 from lilicorr.export.trt_api import compute_capability_member
 from lilicorr.plugins_trt import PluginError, find
@@ -27,8 +28,6 @@ from lilicorr.runtime.engine_check import compute_capability
 from lilicorr.runtime.engine_set import SCHEMA_VERSION, Engine, EngineSet, PluginBuild, Profile
 from lilicorr.runtime.errors import UserError
 from lilicorr.runtime.manifest import FILE_NAME as MANIFEST_NAME
-
-ATTENTION = "two-part"  # the only form that the exported graphs have
 
 
 @dataclass(frozen=True)
@@ -47,11 +46,13 @@ class Planned:
 
 
 def capabilities_for(bundle: Bundle, options: EngineOptions, trt: Any) -> tuple[str, ...]:
-    """Compute capabilities to build for, each able to run the bundle's precision.
+    """Compute capabilities to build for, each able to run the bundle's precision, and this TensorRT its form of attention.
 
     Raises:
-        UserError: no GPU and none named, another than the GPU's (TensorRT), unknown to TensorRT-RTX, or without the precision.
+        UserError: no GPU and none named, another than the GPU's (TensorRT), unknown to TensorRT-RTX, or without the precision;
+            or no native attention in this version.
     """
+    require_native(bundle.manifest, options.backend, trt.__version__)
     capabilities = _asked_or_present(options)
     precision = bundle.manifest.precision
     require_precision(options.backend, options.precision or precision, precision, capabilities)
@@ -112,7 +113,7 @@ def describe_engines(
         system=platform.system().lower(),
         machine=platform.machine(),
         precision=bundle.manifest.precision,
-        attention=ATTENTION,
+        attention=bundle.manifest.attention,
         bundle_sha256=file_sha256(bundle.path(MANIFEST_NAME)),
         plugin=plugin,
         engines={},

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator
 
 from onnx import ModelProto, NodeProto, TensorProto
 
+from lilicorr.runtime.contract import TENSORRT_DOMAIN
 from lilicorr.runtime.errors import UserError
 
 STAGES = {
@@ -49,7 +50,7 @@ def _unknown(
 ) -> Iterator[tuple[NodeProto, str]]:
     functions = {(function.domain, function.name) for function in model.functions}
     for node in model.graph.node:
-        if node.domain in ("", "ai.onnx"):
+        if node.domain in ("", "ai.onnx", TENSORRT_DOMAIN):
             if not supports(node.op_type):
                 yield node, "the parser does not know this operator"
         elif not {(node.domain, node.op_type)} & {*functions, *plugins}:

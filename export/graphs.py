@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from lilicorr.export.check_graph import component_from_graph
 from lilicorr.export.drafter_graph import DrafterGraph
+from lilicorr.export.native_attention import add_native_functions
 from lilicorr.export.scorer_graph import ScorerGraph
 from lilicorr.export.simplify import simplify
 from lilicorr.export.target_graph import TargetGraph
@@ -25,25 +26,38 @@ from lilicorr.train.drafter import Drafter
 from lilicorr.train.lilicorr import LiLiCorrHead
 
 
-def trace_target(model: nn.Module, target_layer_ids: Sequence[int], dtype: torch.dtype) -> ir.Model:
+def trace_target(
+    model: nn.Module, target_layer_ids: Sequence[int], dtype: torch.dtype, *, native_rows: int | None = None
+) -> ir.Model:
     """Target graph of a transformers causal LM; `model` is converted to `dtype` in place.
+
+    Args:
+        native_rows: C of native attention, which wants it static; None: two-part attention over any C.
 
     Raises:
         UserError: an unsupported architecture (see `architectures`).
     """
-    graph = TargetGraph(model.to(dtype), target_layer_ids)
+    graph = TargetGraph(model.to(dtype), target_layer_ids, native=native_rows is not None)
     config = model.config
     layers, width = config.num_hidden_layers, _head_dim(config)
     inputs: Ports = [
         Port("tokens", torch.int32, ("N", "T")),
         Port("lengths", torch.int32, ("N",)),
-        *_caches(layers, config.num_key_value_heads, width, dtype),
+        *_caches(layers, config.num_key_value_heads, native_rows or "C", width, dtype),
     ]
-    return _finish(trace(graph, inputs, ["logits", "next_ids", "features", *_new_rows(layers)]))
+    names = ["logits", "next_ids", "features", *_returned_rows(layers, native_rows)]
+    return _finish(trace(graph, inputs, names), native_rows)
 
 
 def trace_drafter(
-    drafter: Drafter, embedding: Tensor, lm_head: Tensor, dtype: torch.dtype, slots: int, topk: int
+    drafter: Drafter,
+    embedding: Tensor,
+    lm_head: Tensor,
+    dtype: torch.dtype,
+    slots: int,
+    topk: int,
+    *,
+    native_rows: int | None = None,
 ) -> ir.Model:
     """Drafter graph; `drafter` is converted to `dtype`.
 
@@ -51,13 +65,14 @@ def trace_drafter(
         embedding, lm_head: (V, H) the target's, the same tensor when tied (`TargetGraph.lm_head` decides).
         slots: S, 1 to block_size - 1.
         topk: K, candidates per slot.
+        native_rows: As in `trace_target`.
 
     Raises:
         UserError: slots, topk or the sliding window do not fit (see `drafter_graph`).
     """
     table = embedding.to(dtype)
     rows = table if lm_head is embedding else lm_head.to(dtype)
-    graph = DrafterGraph(drafter.to(dtype).eval(), table, rows, slots=slots, topk=topk)
+    graph = DrafterGraph(drafter.to(dtype).eval(), table, rows, slots=slots, topk=topk, native=native_rows is not None)
     config = drafter.config
     width = len(config.target_layer_ids) * config.hidden_size
     inputs: Ports = [
@@ -65,10 +80,10 @@ def trace_drafter(
         Port("features", dtype, ("N", "M", width)),
         Port("count", torch.int32, ("N",)),
         Port("lengths", torch.int32, ("N",)),
-        *_caches(config.num_hidden_layers, config.num_key_value_heads, config.head_dim, dtype),
+        *_caches(config.num_hidden_layers, config.num_key_value_heads, native_rows or "C", config.head_dim, dtype),
     ]
-    outputs = ["candidate_ids", "log_probs", "hidden", "anchor_row", *_new_rows(config.num_hidden_layers)]
-    return _finish(trace(graph, inputs, outputs))
+    rows = _returned_rows(config.num_hidden_layers, native_rows)
+    return _finish(trace(graph, inputs, ["candidate_ids", "log_probs", "hidden", "anchor_row", *rows]), native_rows)
 
 
 def trace_scorer(head: LiLiCorrHead, embedding: Tensor, dtype: torch.dtype, slots: int, topk: int) -> ir.Model:
@@ -101,7 +116,9 @@ def write_graphs(models: Mapping[str, ir.Model], folder: Path, *, threshold: int
     return components
 
 
-def _finish(model: ir.Model) -> ir.Model:
+def _finish(model: ir.Model, native_rows: int | None = None) -> ir.Model:
+    if native_rows is not None:
+        add_native_functions(model, OPSET)
     simplify(model)
     model.producer_name = "lilicorr"
     return model
@@ -111,10 +128,11 @@ def _head_dim(config: object) -> int:
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads  # type: ignore[attr-defined]
 
 
-def _caches(layers: int, kv_heads: int, width: int, dtype: torch.dtype) -> list[list[Port]]:
-    shape = ("N", kv_heads, "C", width)
+def _caches(layers: int, kv_heads: int, rows: int | str, width: int, dtype: torch.dtype) -> list[list[Port]]:
+    shape = ("N", kv_heads, rows, width)
     return [[Port(f"{kind}_cache_{i}", dtype, shape) for i in range(layers)] for kind in "kv"]
 
 
-def _new_rows(layers: int) -> list[str]:
-    return [f"new_{kind}_{i}" for kind in "kv" for i in range(layers)]
+def _returned_rows(layers: int, native_rows: int | None) -> list[str]:
+    pattern = "new_{}_{}" if native_rows is None else "updated_{}_cache_{}"
+    return [pattern.format(kind, i) for kind in "kv" for i in range(layers)]

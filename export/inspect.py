@@ -41,6 +41,7 @@ def render(folder: Path) -> str:
         ("block", f"{drafter.block_size} of {drafter.trained_block_size} trained, {drafter.candidate_topk} candidates"),
         ("head", head),
         ("precision", manifest.precision),
+        ("attention", manifest.attention),
         ("limits", f"context {limits.max_context}, batch {limits.max_batch}, prefill chunk {limits.prefill_chunk}"),
         ("stop tokens", ", ".join(map(str, target.stop_token_ids)) or "none"),
         ("made", f"{manifest.created} by lilicorr {manifest.lilicorr_version}"),

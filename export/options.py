@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lilicorr.runtime.contract import TWO_PART
+
 ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 CONTEXT_CAP = 2048  # tokens served when nothing is asked and the target allows more
 
@@ -13,6 +15,7 @@ class BuildOptions:
     """The choices of `lilicorr-export build` and `plan`."""
 
     precision: str = "fp32"
+    attention: str = TWO_PART
     max_context: int | None = None  # None: the smaller of CONTEXT_CAP and the models' own limit
     max_batch: int = 4
     prefill_chunk: int = 128  # tokens: long enough to amortise a prefill call, short enough to bound its memory

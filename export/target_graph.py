@@ -4,7 +4,8 @@ transformers calls our attention through its attention interface and hands the r
 Does not trace or write files (`tracing`, `graphs`); does not know tokenizers or sampling.
 
 Inputs and outputs (docs/design.md): tokens (N,T) int32, lengths (N) int32, per layer k_cache and v_cache (N,Hkv,C,D) →
-logits (N,T,V) f32, next_ids (N,T) int32, features (N,T,F·H), per layer new_k and new_v (N,Hkv,T,D).
+logits (N,T,V) f32, next_ids (N,T) int32, features (N,T,F·H), per layer new_k and new_v (N,Hkv,T,D); with native attention
+(`native_attention`) the caches with those rows written take their place.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from lilicorr.export.architectures import check_architecture
 from lilicorr.export.attention import two_part_attention, visibility_mask
+from lilicorr.export.native_attention import attend_rows, native_mask, write_rows
 from lilicorr.runtime.errors import UserError
 
 ATTENTION = "lilicorr_two_part"
@@ -38,7 +40,13 @@ class Call:
     lengths: Tensor
     positions: Tensor
     masks: dict[int | None, Tensor] = field(default_factory=dict)  # by sliding window
-    seen: list[int] = field(default_factory=list)  # layers that came through our attention
+    rows: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # by layer: the K and V that the graph returns
+
+    def attend(self, layer: int, window: int | None, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """Attention of one layer, (N,Hq,T,D)."""
+        self.rows[layer] = key, value
+        mask = self.mask(window, query.shape[1] // key.shape[1])
+        return two_part_attention(query, self.k_caches[layer], self.v_caches[layer], key, value, mask, scale)
 
     def mask(self, window: int | None, group: int) -> Tensor:
         """The mask of one window size, built once and shared by all its layers."""
@@ -51,15 +59,28 @@ class Call:
         return self.masks[window]
 
 
-class NewRows(Cache):
-    """Keeps the K/V rows that each layer computes in this call, instead of storing a past."""
+class NativeCall(Call):
+    """The same with native attention: the rows of this call are written into the caches, then attended to there."""
+
+    def attend(self, layer: int, window: int | None, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        keys = write_rows(self.k_caches[layer], key, self.lengths)
+        values = write_rows(self.v_caches[layer], value, self.lengths)
+        self.rows[layer] = keys, values
+        lengths = self.lengths + self.positions.shape[1]
+        if window not in self.masks:
+            self.masks[window] = native_mask(
+                self.positions, lengths, keys.shape[2], query.dtype, causal=True, window=window
+            )
+        return attend_rows(query, keys, values, self.masks[window], lengths, scale)
+
+
+class NoCache(Cache):
+    """Passes the K/V rows of this call through to the attention function, instead of storing a past."""
 
     def __init__(self) -> None:
         self.layers: list[Any] = []  # transformers asks it for layer types; there are none
-        self.rows: dict[int, tuple[Tensor, Tensor]] = {}
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
-        self.rows[layer_idx] = (key_states, value_states)
         return key_states, value_states
 
     def get_seq_length(self, *args: Any, **kwargs: Any) -> int:
@@ -83,10 +104,7 @@ def _attention(
         name = type(module).__name__
         raise UserError(f"`{name}` asks for attention we do not export: {', '.join(unknown) or 'its own mask'}")
     layer, scale = int(module.layer_idx), query.shape[-1] ** -0.5 if scaling is None else scaling
-    lilicorr_call.seen.append(layer)
-    mask = lilicorr_call.mask(sliding_window, query.shape[1] // key.shape[1])
-    k_cache, v_cache = lilicorr_call.k_caches[layer], lilicorr_call.v_caches[layer]
-    return two_part_attention(query, k_cache, v_cache, key, value, mask, scale).transpose(1, 2), None
+    return lilicorr_call.attend(layer, sliding_window, query, key, value, scale).transpose(1, 2), None
 
 
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION, _attention)
@@ -96,13 +114,15 @@ class TargetGraph(nn.Module):
     """Args:
         model: A transformers causal LM of a proven architecture (`architectures`).
         target_layer_ids: 0-based layers whose *output* is captured.
+        native: Native attention; it cannot compute outside a trace.
 
     Raises:
         UserError: an architecture that is not proven, or a layer id that does not exist.
     """
 
-    def __init__(self, model: nn.Module, target_layer_ids: Sequence[int]):
+    def __init__(self, model: nn.Module, target_layer_ids: Sequence[int], *, native: bool = False):
         super().__init__()
+        self._call = NativeCall if native else Call
         config = model.config
         check_architecture(type(model).__name__)
         wrong = [i for i in target_layer_ids if not 0 <= i < config.num_hidden_layers]
@@ -126,8 +146,8 @@ class TargetGraph(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor, list[Tensor], list[Tensor]]:
         """Shapes and dtypes in the module docstring; token t has position lengths + t."""
         positions = lengths[:, None] + torch.arange(tokens.shape[1], dtype=torch.int32)[None]
-        call = Call(k_caches, v_caches, lengths, positions)
-        rows, captured = NewRows(), dict[int, Tensor]()
+        call = self._call(k_caches, v_caches, lengths, positions)
+        captured = dict[int, Tensor]()
         own_attention = self.model.config._attn_implementation
         self.model.set_attn_implementation(ATTENTION)
         hooks = [
@@ -142,21 +162,21 @@ class TargetGraph(nn.Module):
                 position_ids=positions,
                 use_cache=True,
                 lilicorr_call=call,
-                **{self.cache_argument: rows},
+                **{self.cache_argument: NoCache()},
             ).last_hidden_state
         finally:
             self.model.set_attn_implementation(own_attention)
             for hook in hooks:
                 hook.remove()
-        if sorted(call.seen) != list(range(len(k_caches))) or sorted(rows.rows) != sorted(call.seen):
+        if sorted(call.rows) != list(range(len(k_caches))):
             raise UserError(
-                f"`{type(self.model).__name__}`: {len(set(call.seen))} of {len(k_caches)} layers went through the attention "
+                f"`{type(self.model).__name__}`: {len(call.rows)} of {len(k_caches)} layers went through the attention "
                 "interface, so the others would lose their cache"
             )
         # Two dimensions make the product one Gemm on the (V, H) table, which the embedding lookup shares untransposed.
         logits = F.linear(hidden.flatten(0, 1), self.lm_head).unflatten(0, tokens.shape).float()
         features = torch.cat([captured[i] for i in self.target_layer_ids], dim=-1)
-        keys, values = zip(*(rows.rows[i] for i in range(len(k_caches))), strict=True)
+        keys, values = zip(*(call.rows[i] for i in range(len(k_caches))), strict=True)
         return logits, logits.argmax(dim=-1).to(torch.int32), features, list(keys), list(values)
 
 

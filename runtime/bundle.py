@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from lilicorr.runtime.contract import FLOATS, expected_interfaces, interface_problems
+from lilicorr.runtime.contract import ATTENTION_FORMS, FLOATS, expected_interfaces, interface_problems
 from lilicorr.runtime.errors import UserError
 from lilicorr.runtime.manifest import FILE_NAME, FileRecord, Manifest, read_manifest
 
@@ -73,11 +73,14 @@ def _check_paths(folder: Path, manifest: Manifest) -> None:
 
 
 def _check_interfaces(folder: Path, manifest: Manifest) -> None:
-    if manifest.precision not in FLOATS:
-        raise UserError(
-            f"`{folder / FILE_NAME}`: precision is {manifest.precision!r}, expected one of {', '.join(FLOATS)}",
-            hint=REBUILD,
-        )
+    for name, value, known in (
+        ("precision", manifest.precision, tuple(FLOATS)),
+        ("attention", manifest.attention, ATTENTION_FORMS),
+    ):
+        if value not in known:
+            raise UserError(
+                f"`{folder / FILE_NAME}`: {name} is {value!r}, expected one of {', '.join(known)}", hint=REBUILD
+            )
     expected = expected_interfaces(manifest)
     problems = [f"no component `{name}`" for name in expected if name not in manifest.components]
     problems += [f"unexpected component `{name}`" for name in manifest.components if name not in expected]

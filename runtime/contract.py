@@ -8,9 +8,17 @@ from __future__ import annotations
 from lilicorr.runtime.manifest import Cache, Component, Manifest, Plugin, Tensor
 
 FLOATS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+TWO_PART, NATIVE = ATTENTION_FORMS = ("two-part", "native")  # docs/attention.md
+TENSORRT_DOMAIN = "trt"  # of the operators that TensorRT's own parser adds to ONNX
 PLUGIN = Plugin(name="GreedyWalk", namespace="lilicorr", version="1")  # the walk's node in scorer.onnx
 
 Interface = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
+
+
+def native_rows(manifest: Manifest) -> int:
+    """C of a bundle with native attention: beyond the context, a call's rows and the drafter's block are written as well."""
+    block = manifest.drafter.block_size
+    return manifest.limits.max_context + max(manifest.limits.prefill_chunk, block) + block
 
 
 def expected_interfaces(manifest: Manifest) -> dict[str, Interface]:
@@ -19,9 +27,14 @@ def expected_interfaces(manifest: Manifest) -> dict[str, Interface]:
     target, drafter = manifest.target, manifest.drafter
     hidden, slots, topk = target.hidden_size, drafter.block_size - 1, drafter.candidate_topk
     features = len(drafter.target_layer_ids) * hidden
+    native = manifest.attention == NATIVE
+    rows: int | str = native_rows(manifest) if native else "C"
 
     def ints(name: str, *shape: int | str) -> Tensor:
         return Tensor(name, "int32", shape)
+
+    def returned(cache: Cache, width: str) -> tuple[Tensor, ...]:
+        return _rows("updated_{}_cache_{}", cache, rows) if native else _rows("new_{}_{}", cache, width)
 
     candidates = (
         ints("candidate_ids", "N", slots, topk),
@@ -31,12 +44,12 @@ def expected_interfaces(manifest: Manifest) -> dict[str, Interface]:
     )
     interfaces: dict[str, Interface] = {
         "target": (
-            (ints("tokens", "N", "T"), ints("lengths", "N"), *_rows("{}_cache_{}", target.cache, "C")),
+            (ints("tokens", "N", "T"), ints("lengths", "N"), *_rows("{}_cache_{}", target.cache, rows)),
             (
                 Tensor("logits", "float32", ("N", "T", target.vocab_size)),
                 ints("next_ids", "N", "T"),
                 Tensor("features", real, ("N", "T", features)),
-                *_rows("new_{}_{}", target.cache, "T"),
+                *returned(target.cache, "T"),
             ),
         ),
         "drafter": (
@@ -45,9 +58,9 @@ def expected_interfaces(manifest: Manifest) -> dict[str, Interface]:
                 Tensor("features", real, ("N", "M", features)),
                 ints("count", "N"),
                 ints("lengths", "N"),
-                *_rows("{}_cache_{}", drafter.cache, "C"),
+                *_rows("{}_cache_{}", drafter.cache, rows),
             ),
-            (*candidates, *_rows("new_{}_{}", drafter.cache, "M")),
+            (*candidates, *returned(drafter.cache, "M")),
         ),
     }
     if manifest.head is not None:
@@ -77,6 +90,6 @@ def interface_problems(name: str, component: Component, expected: Interface) -> 
     return problems
 
 
-def _rows(pattern: str, cache: Cache, rows: str) -> tuple[Tensor, ...]:
+def _rows(pattern: str, cache: Cache, rows: int | str) -> tuple[Tensor, ...]:
     shape = ("N", cache.kv_heads, rows, cache.head_dim)
     return tuple(Tensor(pattern.format(kind, i), cache.dtype, shape) for i in range(cache.layers) for kind in "kv")

@@ -16,7 +16,7 @@ from typing import Any
 
 from lilicorr.runtime.errors import UserError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 FILE_NAME = "manifest.json"
 
 
@@ -115,6 +115,7 @@ class Manifest:
     created: str  # ISO 8601, UTC
     command: tuple[str, ...]
     precision: str  # "fp32" | "fp16" | "bf16"
+    attention: str  # "two-part" | "native": the form of attention in target and drafter (docs/attention.md)
     target: Target
     drafter: Drafter
     head: Head | None

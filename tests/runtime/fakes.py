@@ -41,6 +41,7 @@ def tiny_manifest(
         created="2026-01-01T00:00:00Z",
         command=("test",),
         precision="fp32",
+        attention="two-part",
         target=target,
         drafter=drafter,
         head=Head("lilicorr", 1.0, 1e-6) if head else None,
