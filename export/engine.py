@@ -18,6 +18,7 @@ from lilicorr.export.engine_process import run_job
 from lilicorr.export.options import EngineOptions
 from lilicorr.export.progress import Progress
 from lilicorr.export.staging import Staging
+from lilicorr.export.tables import human_bytes
 from lilicorr.export.timing_cache import timing_cache_path
 from lilicorr.runtime.bundle import Bundle, file_sha256, open_bundle
 from lilicorr.runtime.engine_set import FILE_NAME, Engine, EngineSet, read_engine_set
@@ -47,7 +48,7 @@ def build_engines(folder: Path, out: Path | None, options: EngineOptions, progre
     old = read_engine_set(out) if (out / FILE_NAME).is_file() and not options.force else None
     planned = plan_engines(bundle, options, described, out, old)
     for item in planned:
-        progress.say(f"{item.component}: {'up to date' if item.reason is None else f'to build ({item.reason})'}")
+        progress.say(f"{item.component}: {_intent(item)}")
     if old is not None and old.bundle_sha256 == described.bundle_sha256 and all(i.reason is None for i in planned):
         return out, old
     with Staging(out, FILE_NAME) as staging:
@@ -62,6 +63,12 @@ def build_engines(folder: Path, out: Path | None, options: EngineOptions, progre
         (staging.folder / FILE_NAME).write_text(described.to_json(), encoding="utf-8")
         staging.publish()
     return out, described
+
+
+def _intent(item: Planned) -> str:
+    if item.reason is None:
+        return "up to date"
+    return f"to build ({item.reason}), with about {human_bytes(item.memory_bytes)} of memory"
 
 
 def _take_over(source: Path, target: Path, component: str) -> None:

@@ -36,6 +36,17 @@ SCENARIOS = {
 calls = []
 
 
+def overridable(base):
+    """`base`, with subclasses held to the methods it declares: a misspelt override would never be called."""
+
+    def check_overrides(subclass):
+        for name in vars(subclass):
+            if not name.startswith("_") and not hasattr(base, name):
+                raise AttributeError(f"{base.__name__} has no method {name} to override")
+
+    return type(base)(base.__name__, (base,), {"__init_subclass__": classmethod(check_overrides)})
+
+
 class Module:
     """Stands for the TensorRT module `real`."""
 
@@ -45,7 +56,9 @@ class Module:
     def __getattr__(self, name):
         value = getattr(self._real, name)  # AttributeError where this version has no such name
         calls.append(name)
-        if name in PASSED_THROUGH or not isinstance(value, type) or hasattr(value, "__members__"):
+        if name in PASSED_THROUGH:
+            return overridable(value)
+        if not isinstance(value, type) or hasattr(value, "__members__"):
             return value if not callable(value) or isinstance(value, type) else self._function(name, value)
         return lambda *given: self._create(name, value, given)
 

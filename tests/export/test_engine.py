@@ -53,7 +53,7 @@ def test_all_three_graphs_compile_for_both_generations(bundle):
     assert folder.name == "tensorrt-rtx-sm89-sm120-1.7.1.116"
     engines = read_engine_set(folder)
     require_whole(folder, engines)
-    assert list(engines.engines) == ["scorer", "drafter", "target"]  # smallest first
+    assert set(engines.engines) == {"scorer", "drafter", "target"}
     assert engines.compute_capabilities == ("8.9", "12.0")
     assert engines.plugin is None  # TensorRT-RTX has no plugin layer
     assert [p.name for p in engines.engines["target"].profiles] == ["prefill", "verify"]
@@ -91,17 +91,27 @@ def test_another_setting_builds_again(bundle, environment, tmp_path):
     assert done.stderr.count("to build (optimization level was 3, is 0)") == 3
 
 
-def test_an_operator_nobody_knows_is_named_before_the_builder_runs(tiny_bundle, environment, tmp_path):
+@pytest.mark.parametrize(
+    ("operator", "domain", "reason"),
+    [
+        ("Sharpen", "other", "no plugin `Sharpen` in namespace `other` is loaded"),
+        ("Det", "", "the parser does not know this operator"),
+    ],
+)
+def test_an_operator_nobody_knows_is_named_before_the_builder_runs(
+    operator, domain, reason, tiny_bundle, environment, tmp_path
+):
     own = shutil.copytree(tiny_bundle, tmp_path / "own")
     model = onnx.load(own / "scorer.onnx", load_external_data=False)
     node = next(node for node in model.graph.node if node.op_type == "Softmax")
-    node.op_type, node.domain, node.name = "Sharpen", "other", "sharpen_1"
-    model.opset_import.append(onnx.helper.make_opsetid("other", 1))
+    node.op_type, node.domain, node.name = operator, domain, "sharpen_1"
+    if domain:
+        model.opset_import.append(onnx.helper.make_opsetid(domain, 1))
     onnx.save(model, own / "scorer.onnx")
     record_again(own, "scorer.onnx")
     done = run(own, environment)
     assert done.returncode == 1
-    assert "Sharpen `sharpen_1`: no plugin `Sharpen` in namespace `other` is loaded" in done.stderr
+    assert f"{operator} `sharpen_1`: {reason}" in done.stderr
     assert "the trace of the LiLiCorr head, near weight `" in done.stderr
     assert "scorer: build" not in done.stderr
     assert not any((own / "engines").iterdir())
@@ -166,6 +176,14 @@ def test_ctrl_c_ends_the_build_and_leaves_nothing(tiny_bundle, environment, tmp_
         ),
         (("--backend", "tensorrt-rtx", "--compute-capability", "ada"), "`ada` is not a list of compute capabilities"),
         ((*AHEAD, "--precision", "nvfp4"), "nvfp4 does not run on compute capability 8.9 (L4, RTX 40)"),
+        (
+            ("--backend", "tensorrt-rtx", "--compute-capability", "8.7", "--precision", "fp8"),
+            "fp8 does not run on compute capability 8.7 (Orin): tensorrt-rtx needs 8.9 or newer for it",
+        ),
+        (
+            ("--backend", "tensorrt-rtx", "--compute-capability", "7.5", "--precision", "bf16"),
+            "bf16 does not run on compute capability 7.5 (Turing): tensorrt-rtx needs 8.0 or newer for it",
+        ),
         (("--backend", "tensorrt"), "`tensorrt` cannot be imported here"),
     ],
 )

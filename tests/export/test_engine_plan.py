@@ -1,5 +1,7 @@
 """What is refused before any builder starts: device, precision and plugin; and the order and reasons of what remains."""
 
+import dataclasses
+import hashlib
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +10,7 @@ from lilicorr.export import engine_plan
 from lilicorr.export.engine_plan import capabilities_for, describe_engines, plan_engines, plugin_library
 from lilicorr.export.options import EngineOptions
 from lilicorr.runtime.bundle import open_bundle
+from lilicorr.runtime.engine_set import Engine
 from lilicorr.runtime.errors import UserError
 
 TRT = SimpleNamespace(__version__="1.7", ComputeCapability=SimpleNamespace(__members__={"SM86": 0, "SM89": 1}))
@@ -83,8 +86,28 @@ def test_the_plugin_is_described_with_its_hash(bundle, tmp_path):
     assert (engines.plugin.name, engines.plugin.namespace, engines.plugin.version) == ("GreedyWalk", "lilicorr", "1")
     planned = plan_engines(bundle, EngineOptions(), engines, tmp_path, None)
     assert {item.wanted["plugin"] for item in planned} == {engines.plugin.sha256}
-    assert [(item.component, item.reason) for item in planned] == [
+    assert {(item.component, item.reason) for item in planned} == {
         ("scorer", "not built yet"),
         ("drafter", "not built yet"),
         ("target", "not built yet"),
-    ]
+    }
+    sizes = [item.memory_bytes for item in planned]
+    assert sizes == sorted(sizes)  # smallest first
+    assert len(set(sizes)) == 3
+
+
+def test_force_builds_everything_again_though_nothing_changed(bundle, tmp_path):
+    described = describe_engines(bundle, EngineOptions(), "10.3.0", ("8.7",), None)
+    engines = {}
+    for item in plan_engines(bundle, EngineOptions(), described, tmp_path, None):
+        (tmp_path / item.file).write_bytes(b"engine")
+        sha256 = hashlib.sha256(b"engine").hexdigest()
+        engines[item.component] = Engine(item.file, sha256, 6, item.profiles, item.wanted)
+    built = dataclasses.replace(described, engines=engines)
+
+    def reasons(options):
+        return {item.reason for item in plan_engines(bundle, options, described, tmp_path, built)}
+
+    assert reasons(EngineOptions()) == {None}
+    assert reasons(EngineOptions(force=True)) == {"--force"}
+    assert reasons(EngineOptions(workspace_mib=64)) == {"workspace was None, is 64"}

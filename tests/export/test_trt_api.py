@@ -18,7 +18,7 @@ from lilicorr.export import trt_api
 from lilicorr.export.engine_builder import Job
 from lilicorr.runtime.engine_set import Profile, Range
 from lilicorr.runtime.errors import UserError
-from tests.export.checked_bindings import check
+from tests.export.checked_bindings import check, overridable
 from tests.plugins_trt.stubs import write_stubs
 from tests.plugins_trt.tools import ROOT, wheel
 
@@ -111,3 +111,20 @@ def test_the_checker_of_calls_refuses_what_is_not_declared(given):
     assert check("A.f", declared, (1,)) == "bool"
     with pytest.raises(TypeError, match=r"A\.f does not take"):
         check("A.f", declared, given)
+
+
+def test_the_checker_refuses_an_override_of_nothing():
+    class Base:
+        def log(self):
+            """Declared."""
+
+    class Logger(overridable(Base)):
+        def log(self):
+            """An override."""
+
+    assert issubclass(Logger, Base)
+    with pytest.raises(AttributeError, match="Base has no method logg to override"):
+
+        class Misspelt(overridable(Base)):
+            def logg(self):
+                """An override of nothing."""
