@@ -1,5 +1,5 @@
 # make demo    from nothing to a running, verified bundle of SmolLM2-135M-Instruct (the second run reuses what is there)
-# make test    the whole test suite
+# make test    the whole test suite; PYTEST="-m 'not slow'" or any other of pytest's options chooses from it
 # make lint    ruff and mypy
 # make docs    docs/structure.md from the modules' docstrings
 # make target  only the target's Hugging Face folder;  make bundle  only the bundle
@@ -31,7 +31,7 @@ demo: $(BUNDLE)/parity.json
 	$(BIN)/lilicorr-run bench $(BUNDLE) --prompts examples/prompts.jsonl --max-new-tokens 96 > $(BENCH)
 
 test: $(INSTALLED) $(TARGET)/config.json
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PYTEST)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -80,8 +80,10 @@ TENSORRT_INCLUDE_DIR ?= $(if $(SYSTEM_HEADERS),$(patsubst %/,%,$(dir $(SYSTEM_HE
 TENSORRT_WHEELS := $(addprefix $(TENSORRT)/,lean-10.15.1.29 lean-10.16.1.11 lean-11.4.0.106 rtx-1.7.1.116) \
 	$(addprefix $(TENSORRT)/,bindings-10.3.0 bindings-10.16.1.11 bindings-11.4.0.106)
 
-.PHONY: plugin tensorrt-wheels
-plugin: $(TENSORRT_INCLUDE_DIR)/NvInferRuntime.h
+.PHONY: plugin tensorrt-headers tensorrt-wheels
+tensorrt-headers: $(TENSORRT_INCLUDE_DIR)/NvInferRuntime.h
+
+plugin: tensorrt-headers
 	cmake -S plugins_trt -B build/plugin/cmake -DTENSORRT_INCLUDE_DIR=$(TENSORRT_INCLUDE_DIR) -DLILICORR_OUTPUT_DIR=$(CURDIR)/build/plugin
 	cmake --build build/plugin/cmake
 
@@ -94,14 +96,15 @@ $(CURDIR)/$(TENSORRT)/include/NvInferRuntime.h:
 
 tensorrt-wheels: $(TENSORRT_WHEELS)
 
+# Into a neighbouring folder first: an interrupted download never looks like a finished one.
+FETCH = rm -rf $@ $@.part && $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@.part
+
 $(TENSORRT)/lean-%: | $(INSTALLED)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ \
-	tensorrt-lean-cu13-libs==$* tensorrt-lean-cu13-bindings==$*
+	$(FETCH) tensorrt-lean-cu13-libs==$* tensorrt-lean-cu13-bindings==$* && mv $@.part $@
 
 $(TENSORRT)/rtx-%: | $(INSTALLED)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ \
-	tensorrt-rtx-cu13-libs==$* tensorrt-rtx-cu13-bindings==$*
+	$(FETCH) tensorrt-rtx-cu13-libs==$* tensorrt-rtx-cu13-bindings==$* && mv $@.part $@
 
 # Python bindings alone, without TensorRT: what our builder calls is checked against their signatures.
 $(TENSORRT)/bindings-%: | $(INSTALLED)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ tensorrt-cu12-bindings==$*
+	$(FETCH) tensorrt-cu12-bindings==$* && mv $@.part $@
