@@ -1,4 +1,4 @@
-"""`lilicorr-export`: build, plan, inspect, check. A thin layer over the modules of the same names."""
+"""`lilicorr-export`: build, plan, inspect, check, engine, compare. A thin layer over the modules of the same names."""
 
 from __future__ import annotations
 
@@ -116,6 +116,26 @@ def check(bundle: Path, as_json: bool, **choices: Any) -> None:
 
     options = CheckOptions(**{name: value for name, value in choices.items() if value is not None})
     report = check_bundle(bundle, options, Progress(sys.stderr))
+    click.echo(text_from_report(report), err=as_json)
+    if as_json:
+        click.echo(json.dumps(report))
+    if not report["passed"]:
+        sys.exit(EXIT_PARITY)
+
+
+@main.command()
+@click.argument("bundle", type=FOLDER)
+@click.option("--engines", type=FOLDER, required=True, help="Engine folder, as `engine` made it.")
+@click.option("--prompt", help="Text of the compared calls.  [default: one of our own]")
+@click.option("--json", "as_json", is_flag=True, help="Print the whole report on stdout, the table on stderr.")
+def compare(bundle: Path, engines: Path, prompt: str | None, as_json: bool) -> None:
+    """Compare engines with ONNX Runtime, tensor by tensor; needs no PyTorch. Exit code 3 when a budget is missed."""
+    from lilicorr.export.backend_parity import compare_engines
+    from lilicorr.export.progress import Progress
+    from lilicorr.export.report import text_from_report
+    from lilicorr.runtime.errors import EXIT_PARITY
+
+    report = compare_engines(bundle, engines, prompt, Progress(sys.stderr))
     click.echo(text_from_report(report), err=as_json)
     if as_json:
         click.echo(json.dumps(report))

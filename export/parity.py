@@ -64,10 +64,11 @@ def check_bundle(folder: Path, options: CheckOptions, progress: Progress) -> dic
         import torch
 
         from lilicorr.export.graph_runner import GraphRunner
+        from lilicorr.export.polygraphy_commands import BISECT_NAME, Feeds, record_calls, write_bisection
         from lilicorr.export.reference import Reference
         from lilicorr.export.rung_loop import LoopComparison
         from lilicorr.export.rung_tensors import TensorRungs, observe
-        from lilicorr.export.verdict import details, measures
+        from lilicorr.export.verdict import details, failing_graphs, measures
         from lilicorr.runtime.ort import OrtBackend
         from lilicorr.train.checkpoint import read_drafter
         from lilicorr.train.generate import greedy_batch
@@ -92,7 +93,8 @@ def check_bundle(folder: Path, options: CheckOptions, progress: Progress) -> dic
             texts = [
                 (ids + _stretched(answer, block), len(ids)) for (_, ids), answer in zip(encoded, answers, strict=True)
             ]
-            run = GraphRunner(backend, manifest)
+            calls: dict[str, Feeds] = {}
+            run = record_calls(GraphRunner(backend, manifest), manifest, calls)
             for begin in range(0, len(texts), TEXTS_PER_BATCH):
                 observe(run, manifest, reference, texts[begin : begin + TEXTS_PER_BATCH], budget, seen)
         with progress.phase("rungs 3 and 4: rounds and text"):
@@ -100,6 +102,16 @@ def check_bundle(folder: Path, options: CheckOptions, progress: Progress) -> dic
             for (name, ids), answer in zip(encoded, answers, strict=True):
                 loop.observe(name, ids, answer, options.max_new_tokens)
     found = measures(seen, loop.seen, budget)
+    bisect = [
+        write_bisection(
+            bundle.path(manifest.components[graph].file),
+            calls[graph],
+            folder / BISECT_NAME,
+            backend="onnxruntime",
+            tolerance=budget.scores_abs if graph == "scorer" else budget.logits_abs,
+        )
+        for graph in failing_graphs(found)
+    ]
     report = {
         "schema_version": 1,
         "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -112,6 +124,7 @@ def check_bundle(folder: Path, options: CheckOptions, progress: Progress) -> dic
         "max_new_tokens": options.max_new_tokens,
         "seconds": dict(progress.seconds),
         "budgets": dataclasses.asdict(budget),
+        "bisect": bisect,
         "summary": [measure.row() for measure in found],
         "details": details(seen, loop.seen),
     }

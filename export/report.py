@@ -39,9 +39,15 @@ def write_report(report: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def text_from_report(report: dict[str, Any]) -> str:
-    """The summary as a table and one line of verdict."""
+    """The summary as a table, one line of verdict, and the commands that look into a failure."""
     rows = [[row[column] for column in COLUMNS] for row in report["summary"]]
-    return f"{table(COLUMNS, rows)}\n\n{_verdict(report)}"
+    commands = "".join(f"\n  {command}" for command in report.get("bisect", ()))
+    hint = (
+        f"\n\nhint: find the layer (Polygraphy; every layer against unfused ONNX Runtime):{commands}"
+        if commands
+        else ""
+    )
+    return f"{table(COLUMNS, rows)}\n\n{_verdict(report)}{hint}"
 
 
 def html_from_report(report: dict[str, Any]) -> str:

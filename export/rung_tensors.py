@@ -1,8 +1,7 @@
 """Rungs 1 and 2 of the parity ladder: every output of every graph against PyTorch, then the decisions they lead to.
 
-Texts run as ragged lanes in several calls (prefill, prefill, block, single token), over caches whose unused rows hold junk, so that
-masks, positions and chunking are part of what is compared. Each graph gets the reference's inputs, so that errors do not add up
-from graph to graph; the scorer gets the drafter graph's own lattice.
+Texts run as ragged lanes (`ragged_calls`). Each graph gets the inputs of the reference, so that errors do not add up from graph to
+graph; the scorer gets the lattice of the drafter graph.
 """
 
 from __future__ import annotations
@@ -13,14 +12,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from lilicorr.export.budgets import Budget
-from lilicorr.export.graph_runner import GraphRunner
+from lilicorr.export.ragged_calls import RunGraph, drafter_lattice, target_rows
 from lilicorr.export.reference import Block, Reference, TargetRows, walk
 from lilicorr.export.tensor_metrics import Agreement, Difference, agree, compare
-from lilicorr.runtime.manifest import Cache, Manifest
-from lilicorr.runtime.steps import LATTICE
-
-JUNK = 3.0  # fills cache rows that no call may see
-SPARE_ROWS = 5  # capacity beyond the longest text
+from lilicorr.runtime.manifest import Manifest
 
 
 @dataclass
@@ -49,7 +44,7 @@ class TensorRungs:
 
 
 def observe(
-    run: GraphRunner,
+    run: RunGraph,
     manifest: Manifest,
     reference: Reference,
     texts: Sequence[tuple[Sequence[int], int]],
@@ -62,63 +57,16 @@ def observe(
         texts: (token ids, prompt length) each; the ids go on after the prompt with an answer of a block or more.
     """
     wanted = [reference.target(ids) for ids, _ in texts]
-    for row, found in zip(wanted, _target_rows(run, manifest, [ids for ids, _ in texts]), strict=True):
+    for row, found in zip(wanted, target_rows(run, manifest, [ids for ids, _ in texts]), strict=True):
         _compare_target(row, found, budget, seen)
     for (ids, prompt), row in zip(texts, wanted, strict=True):
         prompt = max(prompt, 2)  # an anchor needs a context row in each of the two calls
         anchors = sorted({prompt, (prompt + len(ids)) // 2, len(ids) - 1})
         blocks = [reference.block(row.features[:a], ids[a]) for a in anchors]
-        lattice = _drafter_lattice(run, manifest, row.features, anchors, [ids[a] for a in anchors])
+        lattice = drafter_lattice(run, manifest, row.features, anchors, [ids[a] for a in anchors])
         _compare_drafter(blocks, lattice, budget, seen)
         if manifest.head is not None:
             _compare_scorer(run, reference, lattice, seen)
-
-
-def _target_rows(run: GraphRunner, manifest: Manifest, texts: Sequence[Sequence[int]]) -> list[dict[str, np.ndarray]]:
-    """All outputs of the target graph, per text, rows of the calls joined: logits (L,V), features (L,F·H), k_{i} (Hkv,L,D) …"""
-    cache, lengths = manifest.target.cache, np.zeros(len(texts), np.int32)
-    caches = _empty_caches(cache, len(texts), max(map(len, texts)))
-    pieces: list[dict[str, list[np.ndarray]]] = [{} for _ in texts]
-    for counts in zip(*(_calls(len(ids), manifest.drafter.block_size) for ids in texts), strict=True):
-        if max(counts) == 0:
-            continue
-        tokens = np.zeros((len(texts), max(counts)), np.int32)
-        for lane, ids in enumerate(texts):
-            tokens[lane, : counts[lane]] = ids[lengths[lane] : lengths[lane] + counts[lane]]
-        out = run("target", {"tokens": tokens, "lengths": lengths, **caches})
-        for lane, count in enumerate(counts):
-            for name in ("logits", "next_ids", "features"):
-                pieces[lane].setdefault(name, []).append(out[name][lane, :count])
-            for name in _kv(cache):
-                pieces[lane].setdefault(name, []).append(out[f"new_{name}"][lane, :, :count])
-        _commit(caches, out, cache, lengths, counts)
-    return [
-        {name: np.concatenate(parts, axis=1 if name[1] == "_" else 0) for name, parts in lane.items()}
-        for lane in pieces
-    ]
-
-
-def _calls(length: int, block: int) -> tuple[int, int, int, int]:
-    """Tokens per call for one text: two prefill chunks, one block, one plain step."""
-    half = (length - block - 1) // 2
-    return half, length - block - 1 - half, block, 1
-
-
-def _drafter_lattice(
-    run: GraphRunner, manifest: Manifest, features: np.ndarray, anchors: Sequence[int], tokens: Sequence[int]
-) -> dict[str, np.ndarray]:
-    """The drafter's lattice for several anchors of one text as lanes, the context handed over in two calls."""
-    cache, lengths = manifest.drafter.cache, np.zeros(len(anchors), np.int32)
-    caches, out = _empty_caches(cache, len(anchors), max(anchors)), {}
-    halves = [max(1, anchor // 2) for anchor in anchors]
-    for counts in (halves, [anchor - half for anchor, half in zip(anchors, halves, strict=True)]):
-        rows = np.full((len(anchors), max(counts), features.shape[1]), JUNK, np.float32)
-        for lane, count in enumerate(counts):
-            rows[lane, :count] = features[lengths[lane] : lengths[lane] + count]
-        given = {"anchor": np.array(tokens, np.int32), "features": rows, "count": np.array(counts, np.int32)}
-        out = run("drafter", {**given, "lengths": lengths, **caches})
-        _commit(caches, out, cache, lengths, counts)
-    return {name: out[name] for name in LATTICE}
 
 
 def _compare_target(wanted: TargetRows, found: Mapping[str, np.ndarray], budget: Budget, seen: TensorRungs) -> None:
@@ -144,9 +92,7 @@ def _compare_drafter(
         _decide(seen.candidates, block.vocabulary_log_probs, block.candidate_ids, ids, budget.tie_gap)
 
 
-def _compare_scorer(
-    run: GraphRunner, reference: Reference, lattice: Mapping[str, np.ndarray], seen: TensorRungs
-) -> None:
+def _compare_scorer(run: RunGraph, reference: Reference, lattice: Mapping[str, np.ndarray], seen: TensorRungs) -> None:
     out = run("scorer", lattice)
     start, pair = reference.scores(**lattice)
     seen.add("scorer.start", start, out["start"])
@@ -172,27 +118,3 @@ def _decide(counts: Decisions, scores: np.ndarray, wanted: np.ndarray, found: np
 def _exact(counts: Decisions, wanted: np.ndarray, found: np.ndarray) -> None:
     counts.total += wanted.size
     counts.different += int((wanted != found).sum())
-
-
-def _kv(cache: Cache) -> list[str]:
-    return [f"{kind}_{i}" for i in range(cache.layers) for kind in "kv"]
-
-
-def _empty_caches(cache: Cache, lanes: int, rows: int) -> dict[str, np.ndarray]:
-    shape = (lanes, cache.kv_heads, rows + SPARE_ROWS, cache.head_dim)
-    return {f"{name[0]}_cache{name[1:]}": np.full(shape, JUNK, np.float32) for name in _kv(cache)}
-
-
-def _commit(
-    caches: dict[str, np.ndarray],
-    out: Mapping[str, np.ndarray],
-    cache: Cache,
-    lengths: np.ndarray,
-    counts: Sequence[int],
-) -> None:
-    """Append the valid new rows of every lane and advance `lengths` in place."""
-    for name in _kv(cache):
-        rows = caches[f"{name[0]}_cache{name[1:]}"]
-        for lane, count in enumerate(counts):
-            rows[lane, :, lengths[lane] : lengths[lane] + count] = out[f"new_{name}"][lane, :, :count]
-    lengths += np.array(counts, np.int32)

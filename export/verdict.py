@@ -5,14 +5,23 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lilicorr.export.budgets import Budget
-from lilicorr.export.rung_loop import LoopRungs, TextCounts
-from lilicorr.export.rung_tensors import Decisions, TensorRungs
 from lilicorr.export.tensor_metrics import merge, merge_agreement
 
+if TYPE_CHECKING:  # they compare with PyTorch, which `compare` does without
+    from lilicorr.export.rung_loop import LoopRungs, TextCounts
+    from lilicorr.export.rung_tensors import Decisions, TensorRungs
+
 RUNGS = {1: "tensor", 2: "decision", 3: "round", 4: "text"}
+_OWN_ARGMAX, _WALK = "next_ids unlike own logits' argmax", "walk unlike the reference walk"
+_DECIDES = {  # judged decision -> the graph that takes it
+    "next token: different": "target",
+    "candidates: different": "drafter",
+    _OWN_ARGMAX: "target",
+    _WALK: "scorer",
+}
 
 
 @dataclass(frozen=True)
@@ -61,6 +70,12 @@ def measures(tensors: TensorRungs, loops: LoopRungs, budget: Budget) -> list[Mea
     ]
 
 
+def failing_graphs(found: Sequence[Measure]) -> list[str]:
+    """Graphs that missed a budget of rung 1 or 2, where a graph is compared by itself."""
+    missed = [measure for measure in found if measure.rung <= 2 and not measure.passed]
+    return sorted({measure.name.split(".")[0] if measure.rung == 1 else _DECIDES[measure.name] for measure in missed})
+
+
 def details(tensors: TensorRungs, loops: LoopRungs) -> dict[str, Any]:
     """Every number behind the summary, for parity.json."""
     return {
@@ -74,13 +89,24 @@ def details(tensors: TensorRungs, loops: LoopRungs) -> dict[str, Any]:
     }
 
 
-def _tensor_measures(tensors: TensorRungs, budget: Budget) -> list[Measure]:
-    absolute = {
+def tensor_limit(name: str, rms: float, budget: Budget) -> float:
+    """Largest absolute error of the output `name` ("graph.output"), whose reference has this root mean square."""
+    absolute = _absolute(budget).get(name)
+    return budget.tensor_scaled * rms if absolute is None else absolute
+
+
+def _absolute(budget: Budget) -> dict[str, float]:
+    """Outputs whose numbers mean something by themselves."""
+    return {
         "target.logits": budget.logits_abs,
         "drafter.log_probs": budget.log_probs_abs,
         "scorer.start": budget.scores_abs,
         "scorer.pair": budget.scores_abs,
     }
+
+
+def _tensor_measures(tensors: TensorRungs, budget: Budget) -> list[Measure]:
+    absolute = _absolute(budget)
     found = []
     for name, parts in tensors.differences.items():
         whole = merge(parts)
@@ -101,8 +127,8 @@ def _decision_measures(tensors: TensorRungs) -> list[Measure]:
     return [
         *_decided("next token", tensors.next_ids),
         *_decided("candidates", tensors.candidates),
-        Measure(2, "next_ids unlike own logits' argmax", tensors.own_argmax.different, 0),
-        Measure(2, "walk unlike the reference walk", tensors.walks.different, 0),
+        Measure(2, _OWN_ARGMAX, tensors.own_argmax.different, 0),
+        Measure(2, _WALK, tensors.walks.different, 0),
     ]
 
 

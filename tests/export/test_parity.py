@@ -12,6 +12,7 @@ from lilicorr.export.bundle import build_bundle
 from lilicorr.export.options import BuildOptions
 from lilicorr.export.parity import CheckOptions, check_bundle
 from lilicorr.export.progress import Progress
+from lilicorr.export.report import text_from_report
 from lilicorr.runtime.bundle import open_bundle
 from lilicorr.runtime.errors import UserError
 from lilicorr.runtime.manifest import FILE_NAME, FileRecord, read_manifest, seal
@@ -39,6 +40,7 @@ def checked(tiny_bundle, tmp_path_factory):
 def test_a_true_bundle_passes_every_rung(checked):
     _, report = checked
     assert report["passed"]
+    assert report["bisect"] == []
     assert missed(report) == set()
     assert {row["rung"][0] for row in report["summary"]} == {"1", "2", "3", "4"}
     details = report["details"]
@@ -79,25 +81,34 @@ def test_wrong_weights_fail_rung_one(own_bundle, graph):
         if row["rung"][0] == "1" and row["verdict"] == "MISSED"
     }
     assert wrong == {graph}
+    (command,) = report["bisect"]
+    assert command == f"sh {own_bundle.resolve()}/bisect/{graph}/bisect.sh"
+    assert command in text_from_report(report)
+    assert (own_bundle / f"bisect/{graph}/call.json").stat().st_size > 0
 
 
 def test_a_wrongly_served_drafter_fails_rung_three_only(own_bundle, monkeypatch):
-    feed = Steps._run_drafter
-    monkeypatch.setattr(Steps, "_run_drafter", lambda self, anchors, *rest: feed(self, anchors + 1, *rest))
+    run = Steps._run_drafter
+
+    def after_another_token(self, anchors, *rest):
+        run(self, anchors + 1, *rest)
+        self._backend.upload(self._view("anchor", self.lanes), anchors)  # the target reads the anchor from here
+
+    monkeypatch.setattr(Steps, "_run_drafter", after_another_token)
     assert missed(check(own_bundle)) == {"3"}
 
 
 def test_a_loop_that_changes_a_token_fails_rung_four(own_bundle, monkeypatch):
-    verify = Steps.verify
+    speculate = Steps.speculate
 
-    def wrong_in_blocks(self, tokens):
-        choices = verify(self, tokens)
-        if tokens.shape[1] == self.block_size:
+    def wrong_in_blocks(self, anchors, width, counts, block, **options):
+        drafts, choices = speculate(self, anchors, width, counts, block, **options)
+        if block == self.block_size:
             choices = choices.copy()
             choices[:, 0] += 1
-        return choices
+        return drafts, choices
 
-    monkeypatch.setattr(Steps, "verify", wrong_in_blocks)
+    monkeypatch.setattr(Steps, "speculate", wrong_in_blocks)
     report = check(own_bundle)
     assert "4" in missed(report)
     assert report["details"]["loop"]["lossless"]["different"]

@@ -10,11 +10,17 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir
 import pytest
 
-from lilicorr.export.polygraphy_commands import bisect_commands, save_inputs
+from lilicorr.export.polygraphy_commands import bisect_commands, record_calls, save_inputs, write_bisection
+from lilicorr.export.walk import add_walk_function
+from lilicorr.runtime.manifest import read_manifest
 
 BIN = Path(sys.executable).parent
+needs_graphsurgeon = pytest.mark.skipif(
+    importlib.util.find_spec("onnx_graphsurgeon") is None, reason="no onnx-graphsurgeon: pip install onnx-graphsurgeon"
+)
 ENVIRONMENT = os.environ | {"PATH": f"{BIN}:{os.environ['PATH']}"}
 
 
@@ -46,35 +52,86 @@ def test_polygraphy_inspects_and_runs_the_scorer_with_its_function(tiny_bundle, 
     assert "Pass Rate: 100.0" in done.stdout
 
 
-def test_the_commands_name_backend_plugin_and_tolerance():
-    graph, inputs, folder = Path("b/scorer.onnx"), Path("in.json"), Path("out dir")
-    text = bisect_commands(graph, inputs, folder, backend="tensorrt", tolerance=0.01, plugin=Path("p.so"))
-    record, merge, reduce = text.splitlines()[1:]
+def test_the_commands_name_backend_plugin_shapes_and_tolerance():
+    def commands(backend, plugin=None):
+        graph, inputs, folder = Path("b/scorer.onnx"), Path("in.json"), Path("out dir")
+        shapes = {"hidden": (2, 4, 32), "count": (2,)}
+        return bisect_commands(graph, inputs, folder, shapes=shapes, backend=backend, tolerance=0.01, plugin=plugin)
+
+    record, merge, whole, reduce = commands("tensorrt", Path("p.so")).splitlines()
     assert "run b/scorer.onnx --onnxrt --load-inputs in.json" in record
     assert merge.endswith("-o 'out dir/layer-inputs.json'")
+    assert whole.startswith("if polygraphy run b/scorer.onnx --trt --load-inputs 'out dir/layer-inputs.json' ")
+    assert "--model-input-shapes 'hidden:[2,4,32]' 'count:[2]' " in reduce
     assert "--check polygraphy run polygraphy_debug.onnx --trt " in reduce
     assert reduce.endswith("--atol 0.01 --rtol 0 --plugins p.so")
-    assert "POLYGRAPHY_USE_TENSORRT_RTX" not in text
-    assert "POLYGRAPHY_USE_TENSORRT_RTX=1" in bisect_commands(
-        graph, inputs, folder, backend="tensorrt-rtx", tolerance=0
+    assert commands("tensorrt-rtx").startswith("export POLYGRAPHY_USE_TENSORRT_RTX=1\n")
+
+
+@pytest.fixture
+def small(tmp_path):
+    """A graph of twelve operators and a walk, with a dynamic batch, and a call of it."""
+    chain = ["Tanh", "Exp", "Neg", "Sigmoid", "Abs", "Exp", "Tanh", "Sqrt", "Neg", "Exp", "Sigmoid"]
+    nodes = [
+        onnx.helper.make_node(operator, [f"t{i}"], [f"t{i + 1}"], name=f"layer{i}") for i, operator in enumerate(chain)
+    ]
+    nodes.append(onnx.helper.make_node("Unsqueeze", [f"t{len(chain)}", "axes"], ["row"], name="to_pair"))
+    nodes.append(onnx.helper.make_node("Mul", ["row", "square"], ["pair"], name="pairs"))
+    nodes.append(onnx.helper.make_node("GreedyWalk", ["t4", "pair"], ["path"], name="walk", domain="lilicorr"))
+    fp32, values = onnx.TensorProto.FLOAT, np.random.default_rng(0).standard_normal((2, 4)).astype(np.float32)
+    graph = onnx.helper.make_graph(
+        nodes,
+        "small",
+        [onnx.helper.make_tensor_value_info("t0", fp32, ["N", 4])],
+        [
+            onnx.helper.make_tensor_value_info("pair", fp32, ["N", 1, 4, 4]),
+            onnx.helper.make_tensor_value_info("path", onnx.TensorProto.INT32, ["N", 2]),
+        ],
+        [
+            onnx.numpy_helper.from_array(np.array([1, 2]), "axes"),
+            onnx.numpy_helper.from_array(np.ones((1, 1, 4, 4), np.float32), "square"),
+        ],
     )
+    opsets = [onnx.helper.make_opsetid("", 20), onnx.helper.make_opsetid("lilicorr", 1)]
+    model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    model = onnx_ir.from_proto(model)
+    add_walk_function(model, 2, 20)
+    onnx_ir.save(model, tmp_path / "small.onnx")
+    return tmp_path / "small.onnx", {"t0": values}
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    importlib.util.find_spec("onnx_graphsurgeon") is None, reason="no onnx-graphsurgeon: pip install onnx-graphsurgeon"
-)
-def test_the_bisection_finds_the_altered_node(tiny_bundle, inputs, tmp_path):
-    model = onnx.load(tiny_bundle / "scorer.onnx")
-    altered = next(node for node in model.graph.node if node.op_type == "Exp")
+@needs_graphsurgeon
+def test_the_bisection_finds_the_altered_node(small, tmp_path):
+    golden, feeds = small
+    model = onnx.load(golden)
+    (altered,) = (node for node in model.graph.node if node.name == "layer5")
     altered.op_type = "Abs"
     onnx.save(model, tmp_path / "altered.onnx")
-    golden = tiny_bundle / "scorer.onnx"
-    commands = bisect_commands(
-        tmp_path / "altered.onnx", inputs, tmp_path, backend="onnxruntime", tolerance=1e-6, golden=golden
+    command = write_bisection(
+        tmp_path / "altered.onnx", feeds, tmp_path / "out", backend="onnxruntime", tolerance=1e-6, golden=golden
     )
-    done = shell(commands, tmp_path)
+    done = shell(command, tmp_path)
     assert done.returncode == 0, done.stdout[-3000:]
-    left = onnx.load(tmp_path / "reduced.onnx").graph.node
-    assert altered.name in {node.name for node in left}
-    assert len(left) < len(model.graph.node) / 4
+    left = onnx.load(tmp_path / "out/altered/reduced.onnx").graph.node
+    assert "layer5" in {node.name for node in left}
+    assert len(left) <= 3
+
+
+def test_where_nothing_differs_the_script_says_so(small, tmp_path):
+    graph, feeds = small
+    done = shell(write_bisection(graph, feeds, tmp_path / "out", backend="onnxruntime", tolerance=1e-6), tmp_path)
+    assert done.returncode == 1, done.stdout[-3000:]
+    assert "no layer differs" in done.stderr
+
+
+def test_recorded_calls_are_copies_in_the_dtypes_of_the_graph(tiny_bundle):
+    manifest, calls = read_manifest(tiny_bundle), {}
+    run = record_calls(lambda graph, inputs: {}, manifest, calls)
+    given = {tensor.name: np.ones((2,) * len(tensor.shape)) for tensor in manifest.components["target"].inputs}
+    run("target", given)
+    given["tokens"][:] = 7
+    run("target", given | {"tokens": np.ones((2, 1))})  # a single token shows less than a block
+    assert calls["target"]["tokens"].dtype == np.int32
+    assert calls["target"]["k_cache_0"].dtype == np.float32
+    assert calls["target"]["tokens"].tolist() == [[1, 1], [1, 1]]
