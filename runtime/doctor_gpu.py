@@ -9,7 +9,7 @@ from typing import Any
 from lilicorr.runtime.doctor_probe import Probe
 
 QUERY = "name,driver_version,compute_cap,memory.total"
-DISTRIBUTIONS = ("tensorrt", "tensorrt-rtx", "tensorrt-lean")  # as pip knows them
+DISTRIBUTIONS = ("tensorrt", "tensorrt-rtx", "tensorrt-lean")
 _SYSTEM_PACKAGE = re.compile(r"libnvinfer\d+|python3-libnvinfer|libnvinfer-headers-dev|tensorrt")
 
 
@@ -34,7 +34,7 @@ def gpu_facts(probe: Probe) -> dict[str, Any]:
 
 
 def tensorrt_facts(probe: Probe) -> dict[str, Any]:
-    """Every TensorRT: `system` packages, `libraries` of the loader, `pip` distributions, and the `module` Python would import."""
+    """Every TensorRT: `system` packages, `libraries` of the loader, Python `distributions`, and the `module` an import would find."""
     installed = probe.output("dpkg-query", "-W", "-f", "${db:Status-Abbrev} ${Package} ${Version}\n") or ""
     packages = [line.split()[1:] for line in installed.splitlines() if line.startswith("ii") and len(line.split()) == 3]
     cache = probe.output("ldconfig", "-p") or probe.output("/sbin/ldconfig", "-p") or ""
@@ -42,7 +42,7 @@ def tensorrt_facts(probe: Probe) -> dict[str, Any]:
     return {
         "system": [f"{name} {version}" for name, version in packages if _SYSTEM_PACKAGE.fullmatch(name)],
         "libraries": sorted(set(re.findall(r"libnvinfer\.so\.\d+ .*=> (\S+)", cache))),
-        "pip": [f"{name} {version}" for name, version in versions.items() if version],
+        "distributions": [f"{name} {version}" for name, version in versions.items() if version],
         "module": probe.module_folder("tensorrt"),
         "rtx_module": probe.module_folder("tensorrt_rtx"),
     }

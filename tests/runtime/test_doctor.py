@@ -57,7 +57,7 @@ def test_l4() -> None:
     facts = diagnose(probe=L4)
     assert facts["jetson"] is None
     assert facts["gpus"] == ["NVIDIA L4, compute capability 8.9, 23034 MiB"]
-    assert facts["tensorrt"]["pip"] == ["tensorrt 10.16.1.11"]
+    assert facts["tensorrt"]["distributions"] == ["tensorrt 10.16.1.11"]
     assert facts["tensorrt"]["system"] == []
     assert facts["swap_mb"] == 0
     assert "cpu: Intel(R) Xeon(R) CPU @ 2.20GHz\n" in as_text(facts)
