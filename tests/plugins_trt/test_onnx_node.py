@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 
+import onnx
 import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper
@@ -44,7 +45,7 @@ logger = trt.Logger(trt.Logger.ERROR)
 builder = trt.Builder(logger)  # kept: the network and the parser do not outlive it
 network = builder.create_network(0)
 parser = trt.OnnxParser(network, logger)
-parser.parse(open(model, "rb").read())
+parser.parse(open(model, "rb").read(), model)  # the path is where external weights are looked for
 print(json.dumps([created, [parser.get_error(i).desc() for i in range(parser.num_errors)]]))
 """
 
@@ -65,13 +66,13 @@ def model_of(sampled, domain=DOMAIN, **overrides):
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
 
-def parse(model, tmp_path, name=PLUGIN):
-    """(what the creator registered under `name` was given per node, the parser's errors)."""
-    if (folder := wheel("rtx-1.7.1.116")) is None:
+def parse(model, folder, name=PLUGIN):
+    """(what the creator registered under `name` was given per node, the parser's errors); weights are in `folder`."""
+    if (bindings := wheel("rtx-1.7.1.116")) is None:
         pytest.skip("no tensorrt-rtx: run `make tensorrt-wheels`")
-    path = tmp_path / "scorer.onnx"
+    path = folder / "plugin_variant.onnx"
     path.write_bytes(model.SerializeToString())
-    command = [sys.executable, "-c", PROBE, folder, name, VERSION, NAMESPACE, path]
+    command = [sys.executable, "-c", PROBE, bindings, name, VERSION, NAMESPACE, path]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
@@ -84,6 +85,16 @@ def test_the_node_reaches_the_creator(sampled, fields, tmp_path):
     created, errors = parse(model_of(sampled), tmp_path)
     assert created == [["walk", fields]]
     assert len(errors) == 1  # the recorder made no plugin
+    assert "Could not create the plugin" in errors[0]
+
+
+def test_the_exported_scorer_reaches_the_creator(own_bundle):
+    model = onnx.load(own_bundle / "scorer.onnx", load_external_data=False)
+    (node,) = [node for node in model.graph.node if node.domain == DOMAIN]
+    assert [(function.domain, function.name) for function in model.functions] == [(DOMAIN, NAME)]
+    del model.functions[:]
+    created, errors = parse(model, own_bundle)
+    assert created == [[node.name, []]]
     assert "Could not create the plugin" in errors[0]
 
 
