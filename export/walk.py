@@ -32,28 +32,31 @@ def add_walk_function(model: ir.Model, slots: int, opset: int) -> None:
 
 
 def _function(slots: int, opset: int) -> FunctionProto:
-    """ArgMax takes the first of equal maxima, so only NaN needs care: it becomes -inf before every comparison."""
-    nodes = [
-        helper.make_node(
-            "Constant", [], ["lowest"], value=helper.make_tensor("", TensorProto.FLOAT, [], [-float("inf")])
-        )
-    ]
+    """The best successor of every candidate first, all at once; then one lookup per slot follows the chosen ones.
 
-    def choose(row: str, slot: int) -> None:
-        nodes.append(helper.make_node("IsNaN", [row], [f"nan_{slot}"]))
-        nodes.append(helper.make_node("Where", [f"nan_{slot}", "lowest", row], [f"clean_{slot}"]))
-        nodes.append(helper.make_node("ArgMax", [f"clean_{slot}"], [f"choice_{slot}"], axis=-1, keepdims=1))
+    ArgMax takes the first of equal maxima, so only NaN needs care: it becomes -inf before every comparison.
+    """
+    lowest = helper.make_tensor("", TensorProto.FLOAT, [], [-float("inf")])
+    nodes = [helper.make_node("Constant", [], ["lowest"], value=lowest)]
 
-    choose("start", 0)
-    for slot in range(1, slots):
-        index = helper.make_tensor("", TensorProto.INT64, [], [slot - 1])
-        nodes.append(helper.make_node("Constant", [], [f"index_{slot}"], value=index))
-        nodes.append(helper.make_node("Gather", ["pair", f"index_{slot}"], [f"pair_{slot}"], axis=1))  # (N, K, K)
-        nodes.append(
-            helper.make_node("GatherND", [f"pair_{slot}", f"choice_{slot - 1}"], [f"row_{slot}"], batch_dims=1)
-        )
-        choose(f"row_{slot}", slot)
-    nodes.append(helper.make_node("Concat", [f"choice_{slot}" for slot in range(slots)], ["choices"], axis=1))
+    def choose(scores: str, best: str, keepdims: int) -> None:
+        nodes.append(helper.make_node("IsNaN", [scores], [f"{scores}_nan"]))
+        nodes.append(helper.make_node("Where", [f"{scores}_nan", "lowest", scores], [f"{scores}_clean"]))
+        nodes.append(helper.make_node("ArgMax", [f"{scores}_clean"], [best], axis=-1, keepdims=keepdims))
+
+    choose("start", "first", 1)
+    last = helper.make_tensor("", TensorProto.INT64, [1], [2])
+    nodes.append(helper.make_node("Constant", [], ["last"], value=last))
+    nodes.append(helper.make_node("Unsqueeze", ["first", "last"], ["choice_0"]))  # (N, 1, 1)
+    choices = [f"choice_{slot}" for slot in range(slots)]
+    if slots > 1:
+        successors = [f"successors_{slot}" for slot in range(1, slots)]  # (N, 1, K) each
+        choose("pair", "successors", 0)
+        nodes.append(helper.make_node("Split", ["successors"], successors, axis=1, num_outputs=slots - 1))
+        for table, before, after in zip(successors, choices[:-1], choices[1:], strict=True):
+            nodes.append(helper.make_node("GatherElements", [table, before], [after], axis=2))
+    nodes.append(helper.make_node("Concat", choices, ["columns"], axis=1))
+    nodes.append(helper.make_node("Squeeze", ["columns", "last"], ["choices"]))
     nodes.append(helper.make_node("Cast", ["choices"], ["path"], to=TensorProto.INT32))
     return helper.make_function(
         DOMAIN, NAME, ["start", "pair"], ["path"], nodes, [helper.make_opsetid("", opset)], attributes=list(ATTRIBUTES)
