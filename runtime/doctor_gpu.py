@@ -34,7 +34,7 @@ def gpu_facts(probe: Probe) -> dict[str, Any]:
 
 
 def tensorrt_facts(probe: Probe) -> dict[str, Any]:
-    """Every TensorRT: `system` packages, `libraries` of the loader, Python `distributions`, and the `module` an import would find."""
+    """Every TensorRT: `system` packages, `libraries` of the loader, Python `distributions`, and the `module` an import finds."""
     installed = probe.output("dpkg-query", "-W", "-f", "${db:Status-Abbrev} ${Package} ${Version}\n") or ""
     packages = [line.split()[1:] for line in installed.splitlines() if line.startswith("ii") and len(line.split()) == 3]
     cache = probe.output("ldconfig", "-p") or probe.output("/sbin/ldconfig", "-p") or ""

@@ -15,9 +15,17 @@ GROUPS = {"lilicorr-train": "train", "lilicorr-export": "export", "lilicorr-run"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def readme_lines(start):
-    blocks = re.findall(r"^```sh\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
-    return [line for block in blocks for line in block.splitlines() if line.startswith(start)]
+def lines(text, start):
+    """Lines of the shell blocks of `text` that begin with `start`, in a container or not."""
+    blocks = re.findall(r"^```sh\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    commands = [re.sub(r"^docker run .* lilicorr:\w+ ", "", line) for block in blocks for line in block.splitlines()]
+    return [command for command in commands if command.startswith(start)]
+
+
+def all_lines(start):
+    """The same of every page, each line once, with its page."""
+    found = {line: page.name for page in PAGES for line in lines(page.read_text(encoding="utf-8"), start)}
+    return [pytest.param(line, id=f"{page}: {line[:60]}") for line, page in found.items()]
 
 
 def test_structure_is_current():
@@ -27,8 +35,8 @@ def test_structure_is_current():
     assert (ROOT / "docs" / "structure.md").read_text(encoding="utf-8") == structure.render(), "run `make docs`"
 
 
-@pytest.mark.parametrize("line", readme_lines("lilicorr-"))
-def test_commands_of_the_readme_parse(line):
+@pytest.mark.parametrize("line", all_lines("lilicorr-"))
+def test_commands_of_the_pages_parse(line):
     name, verb, *args = shlex.split(line, comments=True)
     group = importlib.import_module(f"lilicorr.{GROUPS[name]}.cli").main
     assert verb in group.commands, f"{name} has no `{verb}`"
@@ -37,16 +45,21 @@ def test_commands_of_the_readme_parse(line):
 
 
 def test_every_command_is_in_the_readme():
-    documented = {tuple(shlex.split(line)[:2]) for line in readme_lines("lilicorr-")}
+    documented = {tuple(shlex.split(line)[:2]) for line in lines(README, "lilicorr-")}
     for name, folder in GROUPS.items():
         group = importlib.import_module(f"lilicorr.{folder}.cli").main
         assert {(name, verb) for verb in group.commands} <= documented
 
 
-def test_make_targets_of_the_readme_exist():
+@pytest.mark.parametrize("line", all_lines("make "))
+def test_make_targets_of_the_pages_exist(line):
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for target in {shlex.split(line)[1] for line in readme_lines("make ")}:
-        assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), f"Makefile has no `{target}`"
+    assert re.search(rf"^{shlex.split(line)[1]}:", makefile, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("line", [*all_lines("./"), *all_lines("python benchmarks/")])
+def test_scripts_of_the_pages_exist(line):
+    assert (ROOT / line.removeprefix("python ").split()[0]).is_file()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -66,6 +67,22 @@ def test_the_commands_name_backend_plugin_shapes_and_tolerance():
     assert "--check polygraphy run polygraphy_debug.onnx --trt " in reduce
     assert reduce.endswith("--atol 0.01 --rtol 0 --plugins p.so")
     assert commands("tensorrt-rtx").startswith("export POLYGRAPHY_USE_TENSORRT_RTX=1\n")
+
+
+def test_polygraphy_parses_the_commands_for_tensorrt_and_those_of_the_page(tmp_path):
+    """Parsed, not run: `--gen-script` stops before TensorRT is imported."""
+    shapes = {"hidden": (2, 4, 32)}
+    graph, plugin = Path("b/scorer.onnx"), Path("p.so")
+    script = bisect_commands(
+        graph, Path("i"), Path("o"), shapes=shapes, backend="tensorrt", tolerance=0.1, plugin=plugin
+    )
+    whole = re.search(r"^if (.*); then ", script, re.MULTILINE)[1]
+    page = (Path(__file__).parents[2] / "docs/polygraphy.md").read_text(encoding="utf-8")
+    lines = [whole, *re.findall(r"^polygraphy run .*$", page, re.MULTILINE)]
+    assert len(lines) > 2
+    done = shell("\n".join(f"{line} --gen-script {i}.py" for i, line in enumerate(lines)), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "plugins=['p.so']" in (tmp_path / "0.py").read_text()
 
 
 @pytest.fixture
