@@ -31,7 +31,8 @@ class GraphRunner:
             self._backend.upload(buffer, inputs[name])
         outputs = {tensor.name: self._buffer(tensor, symbols) for tensor in produced}
         self._backend.bind(graph, feeds, outputs)()
-        return {name: np.array(self._backend.download(buffer)) for name, buffer in outputs.items()}
+        arrays = self._backend.download(*outputs.values())
+        return {name: np.array(array) for name, array in zip(outputs, arrays, strict=True)}
 
     def _buffer(self, tensor: Tensor, symbols: Mapping[str, int]) -> object:
         shape = [symbols[size] if isinstance(size, str) else size for size in tensor.shape]

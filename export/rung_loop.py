@@ -60,10 +60,12 @@ class _RecordingSteps(Steps):
         super().__init__(backend, manifest)
         self.drafts: tuple[int, ...] = ()
 
-    def draft(self, anchors: np.ndarray, width: int, counts: np.ndarray, *, use_head: bool) -> np.ndarray:
-        drafts = super().draft(anchors, width, counts, use_head=use_head)
+    def speculate(
+        self, anchors: np.ndarray, width: int, counts: np.ndarray, block: int, *, use_head: bool
+    ) -> tuple[np.ndarray, np.ndarray]:
+        drafts, choices = super().speculate(anchors, width, counts, block, use_head=use_head)
         self.drafts = tuple(drafts[0].tolist())
-        return drafts
+        return drafts, choices
 
 
 class LoopComparison:

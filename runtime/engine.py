@@ -1,7 +1,8 @@
-"""What the loop asks of a backend: buffers, K/V arenas and bound calls. ONNX Runtime on the CPU implements it (`ort.py`).
+"""What the loop asks of a backend: memory, and calls bound to it. `ort` (on the CPU) and `trt_backend` implement it.
 
 A backend owns the memory its graphs compute on (host arrays on a CPU, device memory on a GPU), so the loop never copies
-a cache or a feature row itself: it names buffers and asks for calls bound to them. This module holds no implementation.
+a cache or a feature row itself: it names buffers and asks for calls bound to them. Work may be queued: it is done in the order
+it was asked for, and only `download` waits. This module holds no implementation.
 """
 
 from __future__ import annotations
@@ -12,47 +13,45 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from lilicorr.runtime.manifest import Cache
-
-Buffer = Any  # backend memory with a fixed shape and dtype; a numpy array on the CPU
+# Backend memory with a fixed shape and dtype, sliced and reshaped without a copy as numpy does: a numpy array on the CPU,
+# a `device_array.DeviceArray` on a GPU.
+Buffer = Any
 
 
 class Call(Protocol):
-    """One graph bound to fixed buffers; returns when the outputs may be read."""
+    """One graph bound to fixed buffers. Its outputs may be read by what is asked for after it."""
 
     def __call__(self) -> None: ...
 
 
-class Arena(Protocol):
-    """K and V of every layer for all lanes, allocated once at the context limit."""
+class Memory(Protocol):
+    """Buffers of one device."""
 
-    lengths: np.ndarray  # (N,) int32 committed rows per active lane, host memory
+    alignment: int  # bytes; what a graph reads or writes begins at a multiple
 
-    @property
-    def capacity(self) -> int:
-        """C: rows per head of the current views, at least `max(lengths)`."""
+    def buffer(self, shape: Sequence[int], dtype: str) -> Buffer:
+        """New zeroed memory, aligned. `dtype` is a numpy name or "bfloat16"."""
 
-    def reset(self, lanes: int) -> None:
-        """Make `lanes` lanes active and empty."""
+    def view(self, buffer: Buffer, shape: Sequence[int]) -> Buffer:
+        """The first elements of `buffer` as a contiguous `shape`, sharing memory."""
 
-    def caches(self) -> dict[str, Buffer]:
-        """`k_cache_{i}`, `v_cache_{i}` -> (N, Hkv, C, D). Valid until `commit`, `keep` or `reset` changes N or C."""
+    def copy(self, target: Buffer, source: Buffer) -> None:
+        """Copy between two slices of equal shape that do not overlap."""
 
-    def fresh(self, width: int) -> dict[str, Buffer]:
-        """`new_k_{i}`, `new_v_{i}` -> (N, Hkv, width, D): where a call writes the rows that `commit` reads."""
+    def upload(self, buffer: Buffer, values: np.ndarray) -> None:
+        """Copy host `values` of the same shape into a contiguous `buffer`, cast to its dtype; `values` may change afterwards."""
 
-    def commit(self, width: int, counts: np.ndarray) -> None:
-        """Append rows 0…counts[n]-1 of `fresh(width)` to lane n; grows C when a lane outgrows it."""
+    def download(self, *buffers: Buffer) -> list[np.ndarray]:
+        """Contiguous buffers as host arrays ("bfloat16" as float32), once everything asked for is done.
 
-    def truncate(self, lane: int, rows: int) -> None:
-        """Forget the rows of `lane` from `rows` on."""
-
-    def keep(self, lanes: Sequence[int]) -> None:
-        """Drop every lane but these (ascending); they become lanes 0…len-1."""
+        An array is only valid until its buffer is next written.
+        """
 
 
-class Backend(Protocol):
-    """The three graphs of one bundle on one device. A context manager: leaving it frees sessions and memory."""
+class Backend(Memory, Protocol):
+    """The three graphs of one bundle on one device. A context manager: leaving it frees engines and memory."""
+
+    name: str  # "ort", "tensorrt" or "tensorrt-rtx"
 
     def __enter__(self) -> Backend: ...
 
@@ -60,23 +59,11 @@ class Backend(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None: ...
 
-    def buffer(self, shape: Sequence[int], dtype: str) -> Buffer:
-        """New zeroed memory."""
-
-    def view(self, buffer: Buffer, shape: Sequence[int]) -> Buffer:
-        """The first elements of `buffer` as a contiguous `shape`, sharing memory."""
-
-    def upload(self, buffer: Buffer, values: np.ndarray) -> None:
-        """Copy host `values` of the same shape into `buffer`."""
-
-    def download(self, buffer: Buffer) -> np.ndarray:
-        """`buffer` as a host array; only valid until the next call that writes the buffer."""
-
-    def take_lanes(self, buffer: Buffer, lanes: Sequence[int]) -> None:
-        """Move rows `lanes` (ascending) of axis 0 to the front of `buffer`."""
-
-    def arena(self, cache: Cache, *, lanes: int, rows: int, width: int) -> Arena:
-        """An arena of at most `lanes` lanes and `rows` rows, taking at most `width` new rows per call."""
+    def capacity_for(self, rows: int, limit: int) -> int:
+        """Cache capacity to run with when `rows` rows are needed: rows ≤ capacity ≤ limit, never less for more rows."""
 
     def bind(self, graph: str, inputs: Mapping[str, Buffer], outputs: Mapping[str, Buffer]) -> Call:
         """Bind graph "target", "drafter" or "scorer". Outputs that are not named are not returned."""
+
+    def take_seconds(self) -> dict[str, float]:
+        """Graph -> seconds its calls took since this was last asked; calls that are still queued count later."""

@@ -1,4 +1,4 @@
-"""The memory half of a backend whose graphs compute in host memory: buffers and arenas are numpy arrays."""
+"""The memory half of a backend whose graphs compute in host memory: buffers are numpy arrays, and nothing is queued."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lilicorr.runtime.arena import HostArena
-from lilicorr.runtime.manifest import Cache
-
 
 class HostMemory:
-    """Implements the memory methods of `engine.Backend`; a subclass adds `bind`."""
+    """Implements `engine.Memory`; a backend adds `bind`."""
+
+    alignment = 1
 
     def buffer(self, shape: Sequence[int], dtype: str) -> np.ndarray:
         return np.zeros(shape, dtype=dtype)
@@ -20,16 +19,11 @@ class HostMemory:
         flat = buffer.reshape(-1)
         return flat[: int(np.prod(shape))].reshape(shape)
 
+    def copy(self, target: np.ndarray, source: np.ndarray) -> None:
+        target[...] = source
+
     def upload(self, buffer: np.ndarray, values: np.ndarray) -> None:
         buffer[...] = values
 
-    def download(self, buffer: np.ndarray) -> np.ndarray:
-        return buffer
-
-    def take_lanes(self, buffer: np.ndarray, lanes: Sequence[int]) -> None:
-        for position, lane in enumerate(lanes):
-            if position != lane:
-                buffer[position] = buffer[lane]
-
-    def arena(self, cache: Cache, *, lanes: int, rows: int, width: int) -> HostArena:
-        return HostArena(cache, lanes=lanes, rows=rows, width=width)
+    def download(self, *buffers: np.ndarray) -> list[np.ndarray]:
+        return list(buffers)

@@ -103,20 +103,20 @@ class GreedyLoop:
             self._require_latest(run)
             clock.start()
             block = min(steps.block_size, max(lane.budget for lane in lanes)) if speculative else 1
-            tokens = np.empty((len(lanes), block), dtype=np.int32)
-            tokens[:, 0] = [lane.anchor for lane in lanes]
+            anchors = np.array([lane.anchor for lane in lanes], dtype=np.int32)
             if block > 1:
-                drafts = steps.draft(tokens[:, 0], width, counts, use_head=use_head)
-                tokens[:, 1:] = drafts[:, : block - 1]
-            choices, width = steps.verify(tokens), block
-            accepted = np.cumprod(tokens[:, 1:] == choices[:, :-1], axis=1).sum(axis=1).tolist()
+                drafts, choices = steps.speculate(anchors, width, counts, block, use_head=use_head)
+            else:
+                drafts, choices = np.empty((len(lanes), 0), dtype=np.int32), steps.verify(anchors[:, None])
+            width = block
+            accepted = np.cumprod(drafts[:, : block - 1] == choices[:, :-1], axis=1).sum(axis=1).tolist()
             records = [
                 lane.emit(row[: 1 + min(n, lane.budget - 1)], self._stops, cut, drafts=n)
                 for lane, row, n in zip(lanes, choices.tolist(), accepted, strict=True)
             ]
             counts = np.array([len(record.tokens) for record in records], dtype=np.int32)
             if self._history:
-                self._history += tokens[0, : counts[0]].tolist()
+                self._history += [int(anchors[0]), *drafts[0].tolist()][: counts[0]]
             steps.target.commit(width, counts)
             for position, (lane, record) in enumerate(zip(lanes, records, strict=True)):
                 if record.retracted:
@@ -187,8 +187,8 @@ class _Clock:
 
     def start(self) -> None:
         self._began = time.perf_counter()
-        self.steps.seconds.update(dict.fromkeys(self.steps.seconds, 0.0))
+        self.steps.take_seconds()
 
     def round(self, *, prefill: bool, offered: int, records: Sequence[LaneRound]) -> Round:
         total = time.perf_counter() - self._began
-        return Round(prefill=prefill, offered=offered, lanes=tuple(records), total=total, **self.steps.seconds)
+        return Round(prefill=prefill, offered=offered, lanes=tuple(records), total=total, **self.steps.take_seconds())

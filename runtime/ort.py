@@ -6,13 +6,16 @@ onnxruntime is imported when a backend is opened, not before.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 
+from lilicorr.runtime.arena import capacity_for
 from lilicorr.runtime.bundle import REBUILD, Bundle
+from lilicorr.runtime.call_times import CallTimes
 from lilicorr.runtime.errors import EXIT_ENGINE, UserError
 from lilicorr.runtime.host import HostMemory
 from lilicorr.runtime.manifest import Component
@@ -26,7 +29,7 @@ def default_threads() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class OrtBackend(HostMemory):
+class OrtBackend(HostMemory, CallTimes):
     """Implements `engine.Backend` on the host.
 
     Args:
@@ -38,7 +41,10 @@ class OrtBackend(HostMemory):
             are more threads than cores.
     """
 
+    name = "ort"
+
     def __init__(self, bundle: Bundle, threads: int | None = None):
+        super().__init__()
         if bundle.manifest.precision == "bf16":
             raise UserError(
                 "the bundle is bf16, which ONNX Runtime cannot run on a CPU; expected fp32 or fp16",
@@ -63,21 +69,33 @@ class OrtBackend(HostMemory):
         self._sessions.clear()
 
     def bind(self, graph: str, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]) -> _BoundCall:
-        return _BoundCall(self._sessions[graph], inputs, outputs)
+        return _BoundCall(self._sessions[graph], inputs, outputs, lambda seconds: self.add(graph, seconds))
+
+    def capacity_for(self, rows: int, limit: int) -> int:
+        return capacity_for(rows, limit)
 
 
 class _BoundCall:
     """A session with an IO binding that points at numpy memory; keeps the arrays alive."""
 
-    def __init__(self, session: Any, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]):
+    def __init__(
+        self,
+        session: Any,
+        inputs: Mapping[str, np.ndarray],
+        outputs: Mapping[str, np.ndarray],
+        took: Callable[[float], None],
+    ):
         self._session, self._binding, self._alive = session, session.io_binding(), (dict(inputs), dict(outputs))
+        self._took = took
         for arrays, bind in ((inputs, self._binding.bind_input), (outputs, self._binding.bind_output)):
             for name, array in arrays.items():
                 assert array.flags.c_contiguous, name
                 bind(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
 
     def __call__(self) -> None:
+        start = time.perf_counter()
         self._session.run_with_iobinding(self._binding)
+        self._took(time.perf_counter() - start)
 
 
 def _open_session(bundle: Bundle, name: str, component: Component, threads: int) -> Any:

@@ -1,24 +1,27 @@
 """The three engine steps of a round on any backend: verify (target), draft (drafter) and score (scorer), with their buffers.
 
-Allocates every buffer once, binds a call once per shape and reuses it, times the engine calls. Knows shapes and caches;
-decides nothing: which rows to commit is the loop's business.
+Allocates every buffer once, binds a call once per shape and reuses it. Drafts go from the drafter through the scorer into the
+target without leaving the device: a round waits once, for what `speculate` returns. Knows shapes and caches; decides nothing:
+which rows to commit is the loop's business.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from lilicorr.runtime.contract import FLOATS
 from lilicorr.runtime.engine import Backend, Buffer, Call
+from lilicorr.runtime.in_place_arena import arena_for
 from lilicorr.runtime.manifest import Manifest
 
 LATTICE = ("candidate_ids", "log_probs", "hidden", "anchor_row")  # what the drafter gives and the scorer reads
 
-# Steady state needs one call per graph; prompts add one per distinct chunk remainder. Enough for both, bounded.
-_MOST_CALLS = 24
+PART_OF = {"drafter": "draft", "scorer": "score", "target": "verify"}  # of a round's time
+
+# Steady state needs one call per graph and capacity; prompts add one per distinct chunk remainder. Enough for both, bounded.
+_MOST_CALLS = 32
 
 Bindings = tuple[dict[str, Buffer], dict[str, Buffer]]  # inputs, outputs
 
@@ -29,7 +32,6 @@ class Steps:
     Attributes:
         target: Arena of the target.
         drafter: Arena of the drafter.
-        seconds: Time inside engine calls since it was last cleared: "draft", "score", "verify".
     """
 
     def __init__(self, backend: Backend, manifest: Manifest):
@@ -56,10 +58,9 @@ class Steps:
             self._buffers[name] = backend.buffer((lanes,), "int32")
         self._buffers["features"] = backend.buffer((lanes, self.max_width, self._feature_size), real)
         self._buffers["logits"] = backend.buffer((1, 1, self._vocab), "float32")
-        self.target = backend.arena(target.cache, lanes=lanes, rows=limits.max_context, width=self.max_width)
-        self.drafter = backend.arena(drafter.cache, lanes=lanes, rows=limits.max_context, width=self.max_width)
+        self.target = arena_for(backend, manifest, target.cache, width=self.max_width)
+        self.drafter = arena_for(backend, manifest, drafter.cache, width=self.max_width)
         self._calls: dict[tuple[str, tuple[int, ...]], Call] = {}
-        self.seconds = dict.fromkeys(("draft", "score", "verify"), 0.0)
 
     @property
     def lanes(self) -> int:
@@ -72,42 +73,62 @@ class Steps:
 
     def keep(self, lanes: Sequence[int], width: int) -> None:
         """Drop every lane but `lanes` (ascending) from the arenas and from the features of the last verify of `width`."""
-        self._backend.take_lanes(self._view("features", self.lanes, width, self._feature_size), lanes)
+        features = self._view("features", self.lanes, width, self._feature_size)
+        for position, lane in enumerate(lanes):
+            if position != lane:
+                self._backend.copy(features[position], features[lane])
         self.target.keep(lanes)
         self.drafter.keep(lanes)
 
+    def take_seconds(self) -> dict[str, float]:
+        """Part of a round ("draft", "score", "verify") -> seconds in its engine calls since this was last asked."""
+        taken = self._backend.take_seconds()
+        return {part: taken.get(graph, 0.0) for graph, part in PART_OF.items()}
+
     def verify(self, tokens: np.ndarray) -> np.ndarray:
         """Target step: `tokens` (N,T) int32 -> next_ids (N,T); features and new rows stay in their buffers."""
-        return self._run_target(tokens, with_logits=False)
+        self._backend.upload(self._view("tokens", *tokens.shape), tokens)
+        return self._backend.download(self._run_target(*tokens.shape))[0]
 
     def verify_logits(self, token: int) -> np.ndarray:
         """Target step of one token on one lane -> logits (V,) f32."""
-        self._run_target(np.array([[token]], dtype=np.int32), with_logits=True)
-        return self._backend.download(self._buffers["logits"]).reshape(-1)
+        self._backend.upload(self._view("tokens", 1, 1), np.array([[token]], dtype=np.int32))
+        self._run_target(1, 1, with_logits=True)
+        return self._backend.download(self._buffers["logits"])[0].reshape(-1)
 
     def feed(self, width: int, counts: np.ndarray) -> None:
         """Hand the features of the last verify (of `width` rows, `counts` valid) to the drafter's cache; drafts nothing."""
         self._run_drafter(np.zeros(self.lanes, dtype=np.int32), width, counts)
 
-    def draft(self, anchors: np.ndarray, width: int, counts: np.ndarray, *, use_head: bool) -> np.ndarray:
-        """Drafter (and scorer) step: draft tokens (N,S) after `anchors` (N,), having fed the rows as `feed` does.
+    def speculate(
+        self, anchors: np.ndarray, width: int, counts: np.ndarray, block: int, *, use_head: bool
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Draft after `anchors`, having fed the rows as `feed` does, and verify anchor + block-1 drafts.
 
         Args:
-            anchors: Last emitted token per lane.
+            anchors: (N,) last emitted token per lane.
             width: Rows of the last verify.
             counts: (N,) valid rows of those, at least 1.
+            block: Tokens to verify per lane, 2 to `block_size`.
             use_head: Take the scorer's walk; otherwise each slot's best candidate, as plain DFlash does.
+
+        Returns:
+            Drafts (N,S), of which the first block-1 were verified, and the target's choices (N,block), as `verify` gives them.
         """
         self._run_drafter(anchors, width, counts)
-        n = self.lanes
-        if not use_head:
-            return self._backend.download(self._row_view("candidate_ids", n))[:, :, 0]
-        call = self._bound("scorer", (n,), lambda: (self._rows(n, *LATTICE), self._rows(n, "draft_tokens")))
-        self._timed("score", call)
-        return self._backend.download(self._row_view("draft_tokens", n))
+        n, copy = self.lanes, self._backend.copy
+        drafts, tokens = self._row_view("draft_tokens", n), self._view("tokens", n, block)
+        if use_head:
+            self._bound("scorer", (n,), lambda: (self._rows(n, *LATTICE), self._rows(n, "draft_tokens")))()
+        else:
+            copy(drafts, self._row_view("candidate_ids", n)[:, :, 0])
+        copy(tokens[:, 0], self._view("anchor", n))
+        copy(tokens[:, 1:], drafts[:, : block - 1])
+        seen, choices = self._backend.download(drafts, self._run_target(n, block))
+        return seen, choices
 
-    def _run_target(self, tokens: np.ndarray, *, with_logits: bool) -> np.ndarray:
-        n, width = tokens.shape
+    def _run_target(self, n: int, width: int, *, with_logits: bool = False) -> Buffer:
+        """Run on the tokens in their buffer; returns the buffer of next_ids."""
         inputs = {"tokens": self._view("tokens", n, width), "lengths": self._view("target_lengths", n)}
         next_ids = self._view("next_ids", n, width)
 
@@ -117,11 +138,9 @@ class Steps:
                 outputs["logits"] = self._buffers["logits"]
             return inputs | self.target.caches(), outputs | self.target.fresh(width)
 
-        call = self._bound("target", (n, width, self.target.capacity, with_logits), buffers)
-        self._backend.upload(inputs["tokens"], tokens)
         self._backend.upload(inputs["lengths"], self.target.lengths)
-        self._timed("verify", call)
-        return self._backend.download(next_ids)
+        self._bound("target", (n, width, self.target.capacity, with_logits), buffers)()
+        return next_ids
 
     def _run_drafter(self, anchors: np.ndarray, width: int, counts: np.ndarray) -> None:
         n = self.lanes
@@ -133,24 +152,18 @@ class Steps:
             outputs = self._rows(n, *LATTICE)
             return inputs | self.drafter.caches(), outputs | self.drafter.fresh(width)
 
-        call = self._bound("drafter", (n, width, self.drafter.capacity), buffers)
         for name, values in (("anchor", anchors), ("count", counts), ("lengths", self.drafter.lengths)):
             self._backend.upload(small[name], values)
-        self._timed("draft", call)
+        self._bound("drafter", (n, width, self.drafter.capacity), buffers)()
         self.drafter.commit(width, counts)
 
     def _bound(self, graph: str, shape: tuple[int, ...], buffers: Callable[[], Bindings]) -> Call:
         key = (graph, shape)
-        if key not in self._calls:
-            if len(self._calls) >= _MOST_CALLS:
-                self._calls.clear()
-            self._calls[key] = self._backend.bind(graph, *buffers())
-        return self._calls[key]
-
-    def _timed(self, part: str, call: Call) -> None:
-        start = time.perf_counter()
-        call()
-        self.seconds[part] += time.perf_counter() - start
+        call = self._calls.pop(key, None) or self._backend.bind(graph, *buffers())
+        self._calls[key] = call  # last: the first is the one used longest ago
+        if len(self._calls) > _MOST_CALLS:
+            del self._calls[next(iter(self._calls))]
+        return call
 
     def _view(self, name: str, *shape: int) -> Buffer:
         return self._backend.view(self._buffers[name], shape)

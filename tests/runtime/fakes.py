@@ -6,11 +6,14 @@ assertion here), so loop tests can compare whole answers.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 import numpy as np
 
+from lilicorr.runtime.arena import capacity_for
+from lilicorr.runtime.call_times import CallTimes
 from lilicorr.runtime.contract import expected_interfaces
 from lilicorr.runtime.host import HostMemory
 from lilicorr.runtime.manifest import (
@@ -73,10 +76,13 @@ def plain_answer(prompt: Sequence[int], most: int) -> list[int]:
     return answer
 
 
-class FakeBackend(HostMemory):
+class FakeBackend(HostMemory, CallTimes):
     """`accuracy` in percent: how often the head's walk, and half as often the first candidate, is right per slot."""
 
+    name = "fake"
+
     def __init__(self, accuracy: int = 70):
+        super().__init__()
         self.accuracy = accuracy
         self.calls: list[str] = []
         self.widths: list[int] = []
@@ -92,9 +98,14 @@ class FakeBackend(HostMemory):
 
         def call() -> None:
             self.calls.append(graph)
+            start = time.perf_counter()
             run(inputs, outputs)
+            self.add(graph, time.perf_counter() - start)
 
         return call
+
+    def capacity_for(self, rows: int, limit: int) -> int:
+        return capacity_for(rows, limit)
 
     def _target(self, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]) -> None:
         tokens = inputs["tokens"]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lilicorr.runtime.arena import HostArena, capacity_for
+from lilicorr.runtime.arena import Arena, capacity_for
 from lilicorr.runtime.manifest import Cache
+from tests.runtime.fakes import FakeBackend
 
 CACHE = Cache(layers=2, kv_heads=3, head_dim=4, dtype="float32")
 
 
-def check(arena: HostArena, lanes: list[list[np.ndarray]]) -> None:
+def check(arena: Arena, lanes: list[list[np.ndarray]]) -> None:
     assert arena.lengths.tolist() == [len(rows) for rows in lanes]
     for plane, view in enumerate(arena.caches().values()):
         assert view.flags.c_contiguous
@@ -24,7 +25,7 @@ def check(arena: HostArena, lanes: list[list[np.ndarray]]) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_random_ragged_commits(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    arena = HostArena(CACHE, lanes=4, rows=333, width=40)
+    arena = Arena(FakeBackend(), CACHE, lanes=4, rows=333, width=40)
     arena.reset(4)
     lanes: list[list[np.ndarray]] = [[] for _ in range(4)]
     while len(lanes) > 1 or len(lanes[0]) < 300:
@@ -49,7 +50,7 @@ def test_random_ragged_commits(seed: int) -> None:
 
 
 def test_views_share_the_one_allocation() -> None:
-    arena = HostArena(CACHE, lanes=2, rows=128, width=8)
+    arena = Arena(FakeBackend(), CACHE, lanes=2, rows=128, width=8)
     arena.reset(2)
     before = {name: view.ctypes.data for name, view in arena.caches().items()}
     arena.fresh(8)["new_k_0"][...] = 1
@@ -58,14 +59,14 @@ def test_views_share_the_one_allocation() -> None:
 
 
 def test_names_of_layers() -> None:
-    arena = HostArena(CACHE, lanes=1, rows=64, width=2)
+    arena = Arena(FakeBackend(), CACHE, lanes=1, rows=64, width=2)
     arena.reset(1)
     assert list(arena.caches()) == ["k_cache_0", "v_cache_0", "k_cache_1", "v_cache_1"]
     assert list(arena.fresh(2)) == ["new_k_0", "new_v_0", "new_k_1", "new_v_1"]
 
 
 def test_limits() -> None:
-    arena = HostArena(CACHE, lanes=2, rows=10, width=8)
+    arena = Arena(FakeBackend(), CACHE, lanes=2, rows=10, width=8)
     with pytest.raises(ValueError, match="3 lanes"):
         arena.reset(3)
     arena.reset(1)

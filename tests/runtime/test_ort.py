@@ -43,14 +43,12 @@ def test_call_reads_and_writes_the_bound_memory(bundle: Bundle) -> None:
             values = scale * np.arange(6, dtype=np.float32).reshape(2, 3)
             backend.upload(x, values)
             call()
-            np.testing.assert_array_equal(backend.download(y), 2 * values)
+            np.testing.assert_array_equal(backend.download(y)[0], 2 * values)
         assert not out.reshape(-1)[6:].any()
-
-
-def test_take_lanes(bundle: Bundle) -> None:
-    buffer = np.arange(8).reshape(4, 2)
-    OrtBackend(bundle, threads=1).take_lanes(buffer, [1, 3])
-    assert buffer[:2].tolist() == [[2, 3], [6, 7]]
+        seconds = backend.take_seconds()
+        assert list(seconds) == ["target"]
+        assert seconds["target"] > 0
+        assert backend.take_seconds() == {}
 
 
 def test_graph_that_differs_from_the_manifest(bundle: Bundle) -> None:
