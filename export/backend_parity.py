@@ -20,6 +20,7 @@ from lilicorr.export.ragged_calls import drafter_lattice, target_rows
 from lilicorr.export.verdict import Measure, tensor_limit
 from lilicorr.plugins_trt import PluginError, find
 from lilicorr.runtime.bundle import Bundle, file_sha256, open_bundle
+from lilicorr.runtime.contract import NATIVE
 from lilicorr.runtime.engine_check import here, open_engines
 from lilicorr.runtime.engine_set import EngineSet, read_engine_set, rebuild_command
 from lilicorr.runtime.engine_shapes import profile_for
@@ -38,11 +39,18 @@ def compare_engines(folder: Path, engines_folder: Path, prompt: str | None, prog
     """Run every engine and its graph on the calls of one round over `prompt` (None: OWN_TEXT); return a report like `parity`'s.
 
     Raises:
-        UserError: a damaged bundle, engines of another machine (exit code 4), no TensorRT, or a prompt that is too short.
+        UserError: a damaged bundle, native attention, engines of another machine (exit code 4), no TensorRT, or a prompt that
+            is too short.
     """
     prompt = prompt or OWN_TEXT
     with progress.phase("verify bundle and engines"):
-        bundle, described = open_bundle(folder), read_engine_set(engines_folder)
+        bundle = open_bundle(folder)
+        if bundle.manifest.attention == NATIVE:
+            raise UserError(
+                "native engines write their caches in place, and Polygraphy's runner gives every output memory of its own",
+                hint="compare the answers: lilicorr-run generate, on the engines and on ONNX Runtime",
+            )
+        described = read_engine_set(engines_folder)
         if described.backend == "tensorrt-rtx":
             os.environ["POLYGRAPHY_USE_TENSORRT_RTX"] = "1"  # read when polygraphy is first imported
         version = import_tensorrt(described.backend).__version__

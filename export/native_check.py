@@ -13,7 +13,9 @@ from lilicorr.runtime.contract import NATIVE, TWO_PART
 from lilicorr.runtime.errors import UserError
 from lilicorr.runtime.manifest import Manifest
 
-FIRST = (11, 1)  # `kv_lengths` is TRT_Attention's sixth input from here on; 11.0 has other inputs there
+# The first with lengths. NVIDIA's operator documents show them as TRT_Attention's eighth input and, later, as its sixth; which
+# release moved them is not known here, so `network_problems` looks at what was parsed.
+FIRST = (11, 1)
 HINT = f"lilicorr-export build … --attention {TWO_PART}"
 # Fused kernels of TensorRT-RTX 1.7.1 for SM89 in half precision: all multiples of 8 that were tried (23) from 16 to 256; not
 # 8, 100, 272 or 576. fp32 has none, and is decomposed.

@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 
+from lilicorr.export.backend_parity import compare_engines
 from lilicorr.export.bundle import build_bundle
 from lilicorr.export.options import BuildOptions
 from lilicorr.export.parity import CheckOptions, check_bundle
@@ -75,6 +76,12 @@ def test_a_manifest_without_the_form_is_refused(native_bundle, tmp_path):
     edit_json(own / "manifest.json", {"attention": None})
     with pytest.raises(UserError, match="attention: missing"):
         open_bundle(own)
+
+
+def test_engines_that_write_in_place_are_not_compared_by_polygraphy(native_bundle, tmp_path):
+    with pytest.raises(UserError, match="native engines write their caches in place") as caught:
+        compare_engines(native_bundle, tmp_path, None, Progress(None))
+    assert caught.value.hint.startswith("compare the answers")
 
 
 @pytest.mark.slow

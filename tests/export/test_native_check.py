@@ -67,7 +67,7 @@ def model(nodes, inputs, outputs, opset):
 
 CASES = {
     "as exported": native("mask", "", "lengths", layers=2),
-    "lengths where TensorRT 11.0 reads them": native("mask", "", "", "", "lengths"),
+    "lengths as the eighth input": native("mask", "", "", "", "lengths"),
     "no lengths": native("mask"),
     "no mask": native("", "", "lengths"),
     "nonpad_kv_seqlen": standard("", "", "", "lengths"),
@@ -133,8 +133,8 @@ def test_the_exported_form_keeps_mask_and_lengths_and_builds(parsed):
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("lengths where TensorRT 11.0 reads them", "the input `lengths` is ignored"),
-        ("lengths where TensorRT 11.0 reads them", "its mask or its lengths are missing"),
+        ("lengths as the eighth input", "the input `lengths` is ignored"),
+        ("lengths as the eighth input", "its mask or its lengths are missing"),
         ("no lengths", "its mask or its lengths are missing"),
         ("no mask", "its mask or its lengths are missing"),
         ("nonpad_kv_seqlen", "the input `lengths` is ignored"),
