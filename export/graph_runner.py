@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from lilicorr.runtime.contract import expected_interfaces
+from lilicorr.runtime.contract import UPDATED, expected_interfaces
 from lilicorr.runtime.engine import Backend
 from lilicorr.runtime.manifest import Manifest, Tensor
 
@@ -29,7 +29,12 @@ class GraphRunner:
         feeds = {tensor.name: self._buffer(tensor, symbols) for tensor in wanted}
         for name, buffer in feeds.items():
             self._backend.upload(buffer, inputs[name])
-        outputs = {tensor.name: self._buffer(tensor, symbols) for tensor in produced}
+        outputs = {
+            tensor.name: feeds[tensor.name.removeprefix(UPDATED)]
+            if tensor.name.startswith(UPDATED)
+            else self._buffer(tensor, symbols)
+            for tensor in produced
+        }
         self._backend.bind(graph, feeds, outputs)()
         arrays = self._backend.download(*outputs.values())
         return {name: np.array(array) for name, array in zip(outputs, arrays, strict=True)}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lilicorr.runtime.contract import NATIVE, native_rows
+from lilicorr.runtime.contract import NATIVE, UPDATED, native_rows
 from lilicorr.runtime.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def as_two_part(run: RunGraph, manifest: Manifest) -> RunGraph:
         out = run(graph, {**inputs, **caches})
         width = inputs["tokens" if graph == "target" else "features"].shape[1] if caches else 0
         for name in caches:
-            updated = out.pop(f"updated_{name}")
+            updated = out.pop(UPDATED + name)
             rows = [lane[:, start : start + width] for lane, start in zip(updated, inputs["lengths"], strict=True)]
             out["new_" + name.replace("cache_", "")] = np.stack(rows)
         return out

@@ -9,6 +9,7 @@ from lilicorr.runtime.manifest import Cache, Component, Manifest, Plugin, Tensor
 
 FLOATS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 TWO_PART, NATIVE = ATTENTION_FORMS = ("two-part", "native")  # docs/attention.md
+UPDATED = "updated_"  # before a cache's name: the output of native attention that is the same memory
 TENSORRT_DOMAIN = "trt"  # of the operators that TensorRT's own parser adds to ONNX
 PLUGIN = Plugin(name="GreedyWalk", namespace="lilicorr", version="1")  # the walk's node in scorer.onnx
 
@@ -34,7 +35,7 @@ def expected_interfaces(manifest: Manifest) -> dict[str, Interface]:
         return Tensor(name, "int32", shape)
 
     def returned(cache: Cache, width: str) -> tuple[Tensor, ...]:
-        return _rows("updated_{}_cache_{}", cache, rows) if native else _rows("new_{}_{}", cache, width)
+        return _rows(UPDATED + "{}_cache_{}", cache, rows) if native else _rows("new_{}_{}", cache, width)
 
     candidates = (
         ints("candidate_ids", "N", slots, topk),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from lilicorr.runtime.arena import Arena
-from lilicorr.runtime.contract import NATIVE, native_rows
+from lilicorr.runtime.contract import NATIVE, UPDATED, native_rows
 from lilicorr.runtime.engine import Backend, Buffer
 from lilicorr.runtime.manifest import Cache, Manifest
 
@@ -38,7 +38,7 @@ class InPlaceArena(Arena):
 
     def fresh(self, width: int) -> dict[str, Buffer]:
         """`updated_k_cache_{i}`, `updated_v_cache_{i}`: the caches themselves."""
-        return {f"updated_{name}": cache for name, cache in self.caches().items()}
+        return {UPDATED + name: cache for name, cache in self.caches().items()}
 
     def commit(self, width: int, counts: np.ndarray) -> None:
         """Count rows 0…counts[n]-1 of the last call as lane n's."""
