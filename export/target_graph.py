@@ -1,4 +1,4 @@
-"""The target LLM as a graph: transformers' own modelling code with two-part attention and without a cache of its own.
+"""The target LLM as a graph: transformers' own modelling code with our attention and without a cache of its own.
 
 transformers calls our attention through its attention interface and hands the rows of this call to a `Cache` that only keeps them.
 Does not trace or write files (`tracing`, `graphs`); does not know tokenizers or sampling.
