@@ -1,17 +1,19 @@
 """The DFlash block drafter: Qwen3 layers over the block rows, context keys from target features, and its optional head.
 
-Legend: R sequences, A blocks (anchors) per sequence, B block size, C context rows, H width, F captured target layers,
-g K/V heads, r query heads per K/V head, D head_dim. Parameter names are the published checkpoint's.
+Legend: R sequences, A blocks (anchors) per sequence, B block size, C context rows, H width, F captured target layers. Parameter
+names are the published checkpoint's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lilicorr.train.block_attention import block_attention
 from lilicorr.train.config import DominoConfig, DrafterConfig, DSparkConfig, HeadConfig
 from lilicorr.train.conv import BlockConv
 from lilicorr.train.domino import DominoHead
@@ -86,39 +88,14 @@ class Drafter(nn.Module):
             (R, A, B, H).
         """
         B, C = blocks.shape[2], context.shape[1]
-        positions = anchors[..., None] + torch.arange(B, device=anchors.device)
-        block_rope = self.rotary(positions)
+        block_rope = self.rotary(anchors[..., None] + torch.arange(B, device=anchors.device))
         context_rope = self.rotary(torch.arange(C, device=anchors.device)[None])
+        windows = [self.config.window(index) for index in range(len(self.layers))]
+        attention = {window: block_attention(anchors, B, C, window, self.config.causal) for window in set(windows)}
         x = blocks
-        for index, layer in enumerate(self.layers):
-            k_ctx, v_ctx = layer.self_attn.keys_values(context, context_rope)
-            visible = self._visible(positions, anchors, C, index)
-            x = layer(x, block_rope, lambda q, k, v, c=(k_ctx, v_ctx, visible): self._attend(q, k, v, *c))
+        for layer, window in zip(self.layers, windows, strict=True):
+            x = layer(x, block_rope, partial(attention[window], *layer.self_attn.keys_values(context, context_rope)))
         return self.norm(x)
-
-    def _visible(self, positions: Tensor, anchors: Tensor, C: int, layer: int) -> Tensor:
-        """(R, A, B, C) bool: context rows strictly before the anchor and inside the layer's window."""
-        row = torch.arange(C, device=anchors.device)
-        visible = (row < anchors[..., None])[:, :, None].expand(*positions.shape, C)
-        window = self.config.window(layer)
-        return visible if window is None else visible & (row > positions[..., None] - window)
-
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, k_ctx: Tensor, v_ctx: Tensor, visible: Tensor) -> Tensor:
-        """One softmax over context and own block. q (R,A,g*r,B,D), k and v (R,A,g,B,D), k_ctx and v_ctx (R,g,C,D)."""
-        R, A, heads, B, D = q.shape
-        g, C = k_ctx.shape[1], k_ctx.shape[2]
-        q = q.unflatten(2, (g, heads // g)) * D**-0.5  # (R,A,g,r,B,D)
-        rows = q.permute(0, 2, 1, 3, 4, 5).reshape(R, g, -1, D)  # one large product per K/V head
-        s_ctx = (rows @ k_ctx.transpose(-1, -2)).view(R, g, A, -1, B, C).permute(0, 2, 1, 3, 4, 5)
-        s_ctx = at_least_fp32(s_ctx).masked_fill(~visible[:, :, None, None], float("-inf"))
-        s_blk = at_least_fp32(q @ k.unsqueeze(3).transpose(-1, -2))  # (R,A,g,r,B,B)
-        if self.config.causal:
-            future = torch.ones(B, B, dtype=torch.bool, device=q.device).triu(1)
-            s_blk = s_blk.masked_fill(future, float("-inf"))
-        weights = torch.softmax(torch.cat([s_ctx, s_blk], dim=-1), dim=-1).to(v.dtype)
-        w_ctx = weights[..., :C].permute(0, 2, 1, 3, 4, 5).reshape(R, g, -1, C)
-        out = (w_ctx @ v_ctx).view(R, g, A, -1, B, D).permute(0, 2, 1, 3, 4, 5) + weights[..., C:] @ v.unsqueeze(3)
-        return out.reshape(R, A, heads, B, D)
 
     def block_hidden(self, block_embeddings: Tensor, features: Tensor) -> Tensor:
         """Plain reference forward without any cache: context rows at positions 0…C-1, block at C…C+B-1.
