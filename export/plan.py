@@ -9,7 +9,7 @@ from lilicorr.export.describe import describe
 from lilicorr.export.options import ELEMENT_BYTES, BuildOptions
 from lilicorr.export.pair import Pair
 from lilicorr.export.tables import human_bytes, table
-from lilicorr.runtime.contract import expected_interfaces
+from lilicorr.runtime.contract import NATIVE, expected_interfaces, native_rows
 from lilicorr.runtime.manifest import Cache, Limits, Tensor
 
 GRAPH_BYTES, LAYER_BYTES = 30_000, 15_000  # nodes and names of a graph and of each layer; SmolLM2-135M: 473, 40, 61 kB
@@ -54,13 +54,16 @@ def make_plan(pair: Pair, options: BuildOptions) -> Plan:
         files["chat_template.jinja"] = len(pair.target.chat_template.encode())
     files["manifest.json"] = TENSOR_ENTRY_BYTES * sum(len(side) for graph in graphs.values() for side in graph)
     caches = {"target": manifest.target.cache, "drafter": manifest.drafter.cache}
+    rows = native_rows(manifest) if manifest.attention == NATIVE else manifest.limits.max_context
     return Plan(
         precision=dict.fromkeys(graphs, manifest.target.cache.dtype),
         files=files,
         graphs={name: {"inputs": inputs, "outputs": outputs} for name, (inputs, outputs) in graphs.items()},
         block_size=pair.block_size,
         limits=manifest.limits,
-        cache_bytes={name: _cache_bytes(cache, manifest.limits, element) for name, cache in caches.items()},
+        cache_bytes={
+            name: _cache_bytes(cache, rows * manifest.limits.max_batch, element) for name, cache in caches.items()
+        },
         peak_memory_bytes=int(PEAK_FACTOR * 4 * sum(counts.values())),
         warnings=pair.warnings,
     )
@@ -114,5 +117,5 @@ def _weight_counts(pair: Pair) -> dict[str, int]:
     }
 
 
-def _cache_bytes(cache: Cache, limits: Limits, element: int) -> int:
-    return 2 * cache.layers * cache.kv_heads * cache.head_dim * element * limits.max_context * limits.max_batch
+def _cache_bytes(cache: Cache, rows: int, element: int) -> int:
+    return 2 * cache.layers * cache.kv_heads * cache.head_dim * element * rows

@@ -35,6 +35,14 @@ def test_cache_bytes_at_full_context_and_batch(tiny_target, tiny_drafter):
     assert plan.precision == {"target": "float16", "drafter": "float16", "scorer": "float16"}
 
 
+def test_native_caches_have_room_for_the_rows_of_a_call(tiny_target, tiny_drafter):
+    options = BuildOptions(max_context=100, max_batch=3, attention="native")
+    plan = make_plan(check_pair(tiny_target, tiny_drafter), options)
+    rows = 100 + options.prefill_chunk + 5  # the block is 5
+    assert plan.cache_bytes["drafter"] == 2 * 2 * 2 * 8 * rows * 3 * 4
+    assert f"(N, 2, {rows}, 8)" in render(plan)
+
+
 def test_half_precision_halves_the_weights(tiny_target, tiny_drafter):
     pair = check_pair(tiny_target, tiny_drafter)
     full, half = (make_plan(pair, BuildOptions(precision=p)).files for p in ("fp32", "bf16"))
