@@ -37,24 +37,38 @@ class HeadConfig:
 
 @dataclass(frozen=True)
 class DominoConfig:
-    """The Domino head (arXiv 2605.29707), shifted labels: row j predicts anchor + 1 + j; the last row is trained, never drafted."""
+    """The Domino head (arXiv 2605.29707).
+
+    With shifted labels, as published, row j predicts anchor + 1 + j and the last row is trained, never drafted; without, rows
+    and slots are DFlash's.
+    """
 
     kind: ClassVar[str] = "domino"
-    first_row: ClassVar[int] = 0
-    drafts_from_last_row: ClassVar[bool] = False
     candidate_topk: ClassVar[int] = 1
 
     gru_hidden_dim: int
     emb_dim: int
     pure_draft_prefix_len: int
+    shift_label: bool = True
+
+    @property
+    def first_row(self) -> int:
+        return 0 if self.shift_label else 1
+
+    @property
+    def drafts_from_last_row(self) -> bool:
+        return not self.shift_label
 
 
 @dataclass(frozen=True)
 class DSparkConfig:
-    """The DSpark head (arXiv 2607.05147): the anchor's row is a slot too, B rows make B drafts."""
+    """The DSpark head (arXiv 2607.05147).
+
+    With shifted labels, as published, the anchor's row is a slot too and B rows make B drafts; without, rows and slots are those
+    of DFlash.
+    """
 
     kind: ClassVar[str] = "dspark"
-    first_row: ClassVar[int] = 0
     drafts_from_last_row: ClassVar[bool] = True
     candidate_topk: ClassVar[int] = 1
 
@@ -62,6 +76,11 @@ class DSparkConfig:
     markov_head_type: str  # one of MARKOV_TYPES
     confidence: bool
     confidence_with_markov: bool  # the confidence reads the previous token's embedding too
+    shift_label: bool = True
+
+    @property
+    def first_row(self) -> int:
+        return 0 if self.shift_label else 1
 
 
 AnyHeadConfig = HeadConfig | DominoConfig | DSparkConfig

@@ -56,7 +56,7 @@ def head_to_dict(head: AnyHeadConfig | None) -> tuple[str, dict[str, Any], dict[
     if isinstance(head, HeadConfig):
         fields |= {"lilicorr_enabled": True, **{f"lilicorr_{name}": value for name, value in vars(head).items()}}
     elif isinstance(head, DominoConfig):
-        fields |= {"shift_label": True, **vars(head)}
+        fields |= vars(head)
         top = {"emb_dim": head.emb_dim}
     else:
         fields |= {
@@ -64,6 +64,7 @@ def head_to_dict(head: AnyHeadConfig | None) -> tuple[str, dict[str, Any], dict[
             "markov_head_type": head.markov_head_type,
             "enable_confidence_head": head.confidence,
             "confidence_head_with_markov": head.confidence_with_markov,
+            "shift_label": head.shift_label,
         }
     return _WRITTEN[head.kind], fields, top
 
@@ -84,13 +85,12 @@ def _lilicorr(r: Fields) -> HeadConfig:
 
 
 def _domino(r: Fields) -> DominoConfig:
-    if not r.get("dflash_config.shift_label", bool):
-        r.problems.append("`dflash_config.shift_label` must be true: unshifted Domino checkpoints are not supported")
     r.get("emb_dim", int, None)  # repeated at the top level
     return DominoConfig(
         gru_hidden_dim=r.get("dflash_config.gru_hidden_dim", int),
         emb_dim=r.get("dflash_config.emb_dim", int),
         pure_draft_prefix_len=r.get("dflash_config.pure_draft_prefix_len", int),
+        shift_label=r.get("dflash_config.shift_label", bool),
     )
 
 
@@ -101,12 +101,11 @@ def _dspark(r: Fields) -> DSparkConfig:
     rank = r.get("dflash_config.markov_rank", int)
     if rank is not None and rank < 1:
         r.problems.append(f"`dflash_config.markov_rank` = {rank}: a checkpoint without Markov head is not supported")
-    if r.get("dflash_config.shift_label", bool, True) is False:
-        r.problems.append("`dflash_config.shift_label` must be true: the anchor's row drafts")
     modelopt = r.get("dflash_config.use_confidence_head", bool, None)
     specforge = r.get("dflash_config.enable_confidence_head", bool, None)
     if modelopt is None and specforge is None:
         r.problems.append("`dflash_config.enable_confidence_head` (or `use_confidence_head`) is missing")
     # ModelOpt's confidence always reads the previous token; SpecForge's says whether it does.
     with_markov = r.get("dflash_config.confidence_head_with_markov", bool, modelopt is not None)
-    return DSparkConfig(rank, kind, bool(modelopt or specforge), with_markov)
+    shifted = r.get("dflash_config.shift_label", bool, True)  # SpecForge has no such field
+    return DSparkConfig(rank, kind, bool(modelopt or specforge), with_markov, shifted)

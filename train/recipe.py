@@ -45,6 +45,9 @@ class Recipe:
     anchors_per_sequence: int = 48
     max_length: int = 512
     learning_rate: float = 1e-3
+    head_learning_rate: float | None = (
+        None  # of the head's own weights, where it is younger than its drafter; None: the same
+    )
     warmup: float = 0.04  # share of the steps
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
@@ -56,6 +59,7 @@ class Recipe:
     logit_rows: int = 2048  # rows of vocabulary logits that exist at a time: bounds the memory of a step
     keep_states: int = 1  # unfinished states kept in `out`, the newest included
     tensorboard: bool = False
+    keep_features: bool = True  # False computes them in every step, where they would not fit the disk
     features: str | None = None  # folder of the target's features, which runs can share; None: `out`/features
     warm_start: str | None = None  # checkpoint to begin with; one without this head gives the drafter alone
     head_only: bool = False  # train the head on the drafter as it is

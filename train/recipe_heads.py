@@ -56,9 +56,10 @@ class Domino:
     gru_hidden_dim: int
     emb_dim: int
     pure_draft_prefix_len: int = 1
+    shift_label: bool = True
 
     def config(self) -> AnyHeadConfig | None:
-        return DominoConfig(self.gru_hidden_dim, self.emb_dim, self.pure_draft_prefix_len)
+        return DominoConfig(self.gru_hidden_dim, self.emb_dim, self.pure_draft_prefix_len, self.shift_label)
 
     def problems(self, draft_vocabulary: int) -> dict[str, bool]:
         return {
@@ -74,9 +75,16 @@ class DSpark:
     markov_head_type: str
     confidence: bool = True
     confidence_with_markov: bool = True
+    shift_label: bool = True
 
     def config(self) -> AnyHeadConfig | None:
-        return DSparkConfig(self.markov_rank, self.markov_head_type, self.confidence, self.confidence_with_markov)
+        return DSparkConfig(
+            self.markov_rank,
+            self.markov_head_type,
+            self.confidence,
+            self.confidence_with_markov,
+            self.shift_label,
+        )
 
     def problems(self, draft_vocabulary: int) -> dict[str, bool]:
         return {

@@ -52,13 +52,13 @@ class Trainer:
         target.to(self.device)
         tokenizer = AutoTokenizer.from_pretrained(recipe.target, local_files_only=True)
         self.out.mkdir(parents=True, exist_ok=True)
-        features = Path(recipe.features) if recipe.features else self.out / "features"
+        folder = Path(recipe.features) if recipe.features else self.out / "features"
         sequences = read_sequences(
             recipe.responses,
             tokenizer,
             max_length=recipe.max_length,
             block_size=recipe.drafter.block_size,
-            cache=features,
+            cache=folder,
         )
         self.train_set, self.dev_set = split(sequences, recipe.held_out)
         if not self.train_set:
@@ -77,12 +77,13 @@ class Trainer:
         self.to_draft = torch.full((config.vocab_size,), -1, device=self.device)
         self.to_draft[kept] = torch.arange(len(kept), device=self.device)
         target_sha256 = weights_sha256(recipe.target)
+        features = folder if recipe.keep_features else None
         self.cache = FeatureCache(target, target_sha256, config.target_layer_ids, features, bf16=recipe.bf16)
         if recipe.head_only:
             freeze_all_but_head(self.drafter)
         self.trained = [p for p in self.drafter.parameters() if p.requires_grad]
         self.optimiser = torch.optim.AdamW(
-            self.trained, lr=recipe.learning_rate, weight_decay=recipe.weight_decay, betas=(0.9, 0.95)
+            self._parameter_groups(), weight_decay=recipe.weight_decay, betas=(0.9, 0.95)
         )
         self.data = {
             "training sequences": f"{len(self.train_set)}, sha256 {sequences_sha256(self.train_set)[:16]}",
@@ -116,11 +117,24 @@ class Trainer:
             warm_start(drafter, source)
         return drafter
 
+    def _parameter_groups(self) -> list[dict[str, Any]]:
+        """Drafter and head, each with the peak of its learning rate."""
+        recipe, head = self.recipe, self.drafter.head
+        own = {id(p) for p in head.parameters()} if head else set()
+        rates = (
+            recipe.learning_rate,
+            recipe.learning_rate if recipe.head_learning_rate is None else recipe.head_learning_rate,
+        )
+        return [
+            {"params": [p for p in self.trained if (id(p) in own) == is_head], "lr": rate, "peak": rate}
+            for is_head, rate in enumerate(rates)
+        ]
+
     def train_step(self) -> None:
         """One optimiser step; the gradients of its `sequences_per_step` sequences are accumulated one after the other."""
         recipe = self.recipe
         for group in self.optimiser.param_groups:
-            group["lr"] = recipe.learning_rate * schedule(self.step, recipe.steps, recipe.warmup)
+            group["lr"] = group["peak"] * schedule(self.step, recipe.steps, recipe.warmup)
         sums: dict[str, float] = {}
         for index, item in enumerate(self._sequences(self.step)):
             if index % self.processes.count != self.processes.rank:
