@@ -19,7 +19,7 @@ from lilicorr.train.tensor_file import write_tensors
 
 FILE = "state.safetensors"
 # Recipe fields that may differ on resume; a run folder may be moved.
-FREE = {"out", "features", "save_every", "threads", "logit_rows", "keep_states", "tensorboard"}
+FREE = {"out", "features", "keep_features", "save_every", "threads", "logit_rows", "keep_states", "tensorboard"}
 
 
 def save(

@@ -233,6 +233,26 @@ def test_blocks_are_aligned(recipe, tiny_target):
                 torch.testing.assert_close(blocks.target_hidden[row, s], predicting)
 
 
+def test_features_that_are_not_kept_are_the_same(recipe, tmp_path):
+    kept = fit(recipe("kept", steps=2))
+    computed = fit(recipe("computed", steps=2, keep_features=False))
+    one, other = (load_file(folder / "model.safetensors") for folder in (kept, computed))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert [path.name[:6] for path in (tmp_path / "computed" / "features").iterdir()] == ["tokens"]
+
+
+def test_no_label_at_all_gives_no_gradient(recipe):
+    """Every gold token is outside the draft vocabulary: the loss is finite, the weights stay."""
+    trainer = Trainer(module.read_recipe(recipe()))
+    trainer.to_draft.fill_(-1)
+    before = {name: tensor.clone() for name, tensor in trainer.drafter.state_dict().items()}
+    loss, values = trainer.losses(trainer.train_set[0], torch.Generator().manual_seed(0))
+    assert loss.item() == 0
+    assert all(np.isfinite(value) for value in values.values())
+    trainer.train_step()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in trainer.drafter.state_dict().items())
+
+
 def test_gold_outside_the_draft_vocabulary_has_no_draft_id(recipe):
     trainer = Trainer(module.read_recipe(recipe(drafter=RECIPE["drafter"] | {"draft_vocab_size": 6})))
     kept = trainer.drafter.target_ids(torch.arange(6)).tolist()

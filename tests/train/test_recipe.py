@@ -5,12 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
-from transformers import LlamaConfig
+from transformers import LlamaConfig, Qwen3Config
 
 from lilicorr.runtime.errors import UserError
+from lilicorr.train.config import DrafterConfig, HeadConfig
+from lilicorr.train.drafter import Drafter
 from lilicorr.train.recipe import read_recipe
 
+RECIPES = Path(__file__).parents[2] / "recipes"
 RECIPE = {
     "target": "t",
     "responses": ["r.jsonl"],
@@ -59,10 +63,66 @@ def test_reads_and_defaults(path):
 
 
 def test_the_shipped_recipes_are_valid():
-    recipes = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
+    recipes = sorted(RECIPES.glob("*.yaml"))
     assert recipes
     for recipe in recipes:
         read_recipe(recipe)
+
+
+# From the targets' own config.json; captured layers; sizes of drafter and head in millions, as far as arXiv 2608.20530 gives them.
+QWEN3 = {
+    "qwen3-0.6b": ((1024, 28, 16, 3072), (1, 7, 13, 19, 25), None, None),
+    "qwen3-4b": ((2560, 36, 32, 9728), (1, 9, 17, 25, 33), None, 32.04),
+    "qwen3-8b": ((4096, 36, 32, 12288), (1, 9, 17, 25, 33), 1048.6, 36.76),
+}
+
+
+@pytest.mark.parametrize("name", QWEN3)
+def test_the_published_recipes(name):
+    (hidden, layers, heads, inner), ids, drafter_size, head_size = QWEN3[name]
+    target = Qwen3Config(
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=8,
+        head_dim=128,
+        intermediate_size=inner,
+        vocab_size=151936,
+        max_position_embeddings=40960,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+    )
+    recipe = read_recipe(RECIPES / f"{name}.yaml")
+    config = recipe.drafter_config(target, None)
+    assert config == DrafterConfig(
+        hidden_size=hidden,
+        num_hidden_layers=5,
+        num_attention_heads=heads,
+        num_key_value_heads=8,
+        head_dim=128,
+        intermediate_size=inner,
+        rms_norm_eps=1e-6,
+        vocab_size=151936,
+        max_position_embeddings=40960,
+        rope={"rope_type": "default", "rope_theta": 1e6},
+        block_size=16,
+        mask_token_id=151669,
+        target_layer_ids=ids,
+        num_target_layers=layers,
+        head=HeadConfig(8, 1024, 2, 8, 2.0, 1024, 1e-4, 8.0),
+    )
+    assert (recipe.objective.decay, recipe.objective.dpace, recipe.objective.soft) == (7.0, 0.0, 0.0)
+    objective = recipe.objective
+    assert (objective.head_ce, objective.head_margin, objective.head_penalty) == (0.25, 0.0, 0.25)
+    assert (recipe.learning_rate, recipe.warmup, recipe.weight_decay, recipe.max_grad_norm) == (6e-4, 0.04, 0.0, 1.0)
+    assert (recipe.anchors_per_sequence, recipe.max_length, recipe.sequences_per_step) == (512, 3072, 64)
+    assert (recipe.bf16, recipe.seed, recipe.keep_features) == (True, 42, False)
+    with torch.device("meta"):
+        drafter = Drafter(config)
+    head = sum(p.numel() for p in drafter.head.parameters()) / 1e6
+    if head_size:
+        assert head == pytest.approx(head_size, abs=0.01)
+    if drafter_size:
+        assert sum(p.numel() for p in drafter.parameters()) / 1e6 - head == pytest.approx(drafter_size, abs=0.1)
 
 
 def test_overrides(path):

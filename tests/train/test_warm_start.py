@@ -110,6 +110,7 @@ def test_a_full_disk_while_features_are_kept(recipe, tmp_path, monkeypatch):  # 
     with pytest.raises(UserError, match=r"target's features cannot be saved .* No space left"):
         trainer.train_step()
     assert not list(trainer.cache.folder.iterdir())
+    assert trainer.step == 0
 
 
 def test_a_state_saved_before_a_recipe_field_existed_resumes(recipe, tmp_path):  # noqa: F811
