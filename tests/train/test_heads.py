@@ -331,10 +331,17 @@ def test_modelopts_configuration_is_read():
     assert config_from_dict(data).head == DOMINO
 
 
+@pytest.mark.parametrize("head", [DOMINO, dspark("gated")])
+def test_without_shifted_labels_rows_and_slots_are_those_of_dflash(head):
+    shifted, plain = config_with(head), config_with(dataclasses.replace(head, shift_label=False))
+    assert config_from_dict(config_to_dict(plain)) == plain != shifted
+    assert (shifted.first_row, plain.first_row) == (0, 1)
+    assert plain.slots == plain.trained_slots == plain.block_size - 1 == config_with(None).slots
+
+
 @pytest.mark.parametrize(
     ("head", "changes", "text"),
     [
-        (DOMINO, {"shift_label": False}, "`dflash_config.shift_label` must be true"),
         (DOMINO, {"shift_label": None}, "`dflash_config.shift_label` is missing"),
         (DOMINO, {"pure_draft_prefix_len": None}, "`dflash_config.pure_draft_prefix_len` is missing"),
         (DOMINO, {"gru_hidden_dim": None}, "`dflash_config.gru_hidden_dim` is missing"),
