@@ -1,0 +1,169 @@
+"""The study of docs/study.md: methods and ablations from one start on one budget, then their acceptance length on prompt files.
+
+python benchmarks/study.py start checkpoints/smollm2-135m      # the common backbone, its head taken off
+python benchmarks/study.py train                               # every run not made yet; several of these share the work
+python benchmarks/study.py evaluate PROMPTS.jsonl …            # build/study/results.json, then docs/study.json
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import click
+
+SEEDS = (42, 43, 44)
+ROOT = Path("build/study")
+RECIPE = "recipes/study.yaml"
+LILICORR = (
+    "head={enabled: true, candidate_topk: 8, hidden_size: 192, num_layers: 2, num_heads: 4, mlp_ratio: 2.0, factor_dim: 192, "
+    "vector_eps: 1.0e-4, logit_scale: 8.0}"
+)
+LEFT_TO_RIGHT = [f"objective.{name}" for name in ("first_error=0.3", "chain=2", "head_first_error=0.3", "head_chain=2")]
+SOFT_HEAD = ["objective.head_soft=1", "objective.head_ce=0", "objective.head_penalty=0"]
+METHODS: dict[str, list[str]] = {
+    "dflash": [],
+    "lilicorr": [LILICORR],
+    "lilicorr_frozen": [LILICORR, "head_only=true"],
+    "domino": ["head={kind: domino, gru_hidden_dim: 192, emb_dim: 64, shift_label: false}"],
+    "dspark": ["head={kind: dspark, markov_rank: 64, markov_head_type: gated, shift_label: false}"],
+    "lilicorr_l2r": [LILICORR, *LEFT_TO_RIGHT],
+    "lilicorr_soft_l2r": [LILICORR, *SOFT_HEAD, *LEFT_TO_RIGHT],
+}
+# One seed and half the steps each, to be compared with `lilicorr_half` (or, head alone, with `head_default`) on held-out sequences.
+ABLATIONS: dict[str, list[str]] = {
+    "lilicorr_half": [LILICORR],
+    "first_error": [LILICORR, "objective.first_error=0.3", "objective.head_first_error=0.3"],
+    "chain": [LILICORR, "objective.chain=2", "objective.head_chain=2"],
+    "soft_head": [LILICORR, *SOFT_HEAD],
+    "soft_labels": [LILICORR, "objective.soft=0.5"],
+    "margin": [LILICORR, "objective.head_ce=0.125", "objective.head_margin=0.125"],
+    "dpace": [LILICORR, "objective.dpace=0.5"],
+    "block_4": [LILICORR, "drafter.block_size=4"],
+    "block_8": [LILICORR, "drafter.block_size=8"],
+    "head_default": [LILICORR, "head_only=true"],
+    "head_scale_16": [LILICORR, "head_only=true", "head.logit_scale=16"],
+    "head_k_4": [LILICORR, "head_only=true", "head.candidate_topk=4"],
+    "head_k_16": [LILICORR, "head_only=true", "head.candidate_topk=16"],
+    "head_1_layer": [LILICORR, "head_only=true", "head.num_layers=1"],
+    "head_width_96": [LILICORR, "head_only=true", "head.hidden_size=96"],
+    "head_factor_64": [LILICORR, "head_only=true", "head.factor_dim=64"],
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    name: str
+    seed: int
+    overrides: Sequence[str]
+
+    @property
+    def out(self) -> Path:
+        return ROOT / f"{self.name}-{self.seed}"
+
+    @property
+    def drafter(self) -> Path:
+        return self.out / "drafter"
+
+
+def runs(seeds: int, steps: int, only: Sequence[str] = ()) -> Iterator[Run]:
+    """Every method with every seed, then the ablations."""
+    methods = [Run(n, s, [*o, f"seed={s}", f"steps={steps}"]) for s in SEEDS[:seeds] for n, o in METHODS.items()]
+    ablations = [Run(n, SEEDS[0], [*o, f"seed={SEEDS[0]}", f"steps={steps // 2}"]) for n, o in ABLATIONS.items()]
+    for run in [*methods, *ablations]:
+        if not only or run.name in only:
+            yield run
+
+
+@click.group()
+def study() -> None:
+    pass
+
+
+@study.command()
+@click.argument("checkpoint", type=click.Path(exists=True))
+def start(checkpoint: str) -> None:
+    """Write the backbone of CHECKPOINT, without its head."""
+    from lilicorr.train.checkpoint import read_drafter, write_drafter
+    from lilicorr.train.drafter import Drafter
+
+    source = read_drafter(checkpoint)
+    backbone = Drafter(dataclasses.replace(source.config, head=None)).to(next(source.parameters()).dtype)
+    names = backbone.state_dict().keys()
+    backbone.load_state_dict({name: t for name, t in source.state_dict().items() if name in names})
+    write_drafter(backbone, ROOT / "start")
+
+
+@study.command()
+@click.option("--seeds", default=2, show_default=True)
+@click.option("--steps", default=500, show_default=True, help="Of a method; an ablation makes half as many.")
+@click.option("--only", multiple=True, help="Names of runs; all of them otherwise.")
+def train(seeds: int, steps: int, only: tuple[str, ...]) -> None:
+    """Train what is missing."""
+    for run in runs(seeds, steps, only):
+        run.out.mkdir(parents=True, exist_ok=True)
+        with (run.out / "claim").open("w") as claim:
+            try:
+                fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)  # let go of when this process ends, however it ends
+            except BlockingIOError:
+                continue
+            if run.drafter.exists():
+                continue
+            print(f"{run.out.name}: {' '.join(run.overrides)}", file=sys.stderr, flush=True)
+            overrides = [part for o in (f"out={run.out}", *run.overrides) for part in ("--set", o)]
+            subprocess.run([sys.executable, "-m", "lilicorr.train.cli", "fit", RECIPE, *overrides], check=True)
+
+
+@study.command()
+@click.argument("prompts", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+@click.option("--max-new-tokens", default=128, show_default=True)
+@click.option("--limit", default=20, show_default=True, help="Prompts of each file.")
+@click.option("--temperature", default=0.0, show_default=True)
+@click.option("--out", default=str(ROOT / "results.json"), show_default=True)
+def evaluate(prompts: tuple[Path, ...], max_new_tokens: int, limit: int, temperature: float, out: str) -> None:
+    """Replay every finished run of a method on PROMPTS."""
+    from lilicorr.train.evaluate import evaluate as replay
+
+    done = sorted(ROOT.glob("*-[0-9]*/drafter"))
+    done = [folder for folder in done if folder.parent.name.rpartition("-")[0] in METHODS]
+    results = replay(
+        done,
+        Path("build/smollm2-135m-hf"),
+        prompts,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        limit=limit,
+        cache=ROOT / "continuations",
+    )
+    Path(out).write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+
+@study.command()
+@click.argument("greedy", nargs=-1, type=click.Path(exists=True, path_type=Path))
+@click.option("--t1", multiple=True, type=click.Path(exists=True, path_type=Path), help="Results at temperature 1.")
+def report(greedy: tuple[Path, ...], t1: tuple[Path, ...]) -> None:
+    """docs/study.json: the mean of the seeds, per method and set."""
+    table = {"greedy": _means(greedy), "t1": _means(t1)}
+    Path("docs/study.json").write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+
+
+def _means(files: Sequence[Path]) -> dict[str, dict[str, float]]:
+    values: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for result in (r for file in files for r in json.loads(file.read_text(encoding="utf-8"))):
+        method = Path(result["checkpoint"]).parent.name.rpartition("-")[0]
+        values[method][Path(result["prompts"]).stem].append(result["acceptance_length"])
+    means: dict[str, Any] = {m: {name: round(fmean(v), 4) for name, v in sets.items()} for m, sets in values.items()}
+    return means
+
+
+if __name__ == "__main__":
+    study()
