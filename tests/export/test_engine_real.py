@@ -70,14 +70,21 @@ def smollm2_folders(folder: Path) -> tuple[Path, Path]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
-@pytest.mark.parametrize("folders", [qwen3_folders, pytest.param(smollm2_folders, marks=pytest.mark.smollm2)])
-def test_all_three_graphs_compile(folders, precision, environment, tmp_path):
+@pytest.mark.parametrize(
+    ("folders", "attention"),
+    [
+        (qwen3_folders, "two-part"),
+        (qwen3_folders, "native"),
+        pytest.param(smollm2_folders, "two-part", marks=pytest.mark.smollm2),
+    ],
+)
+def test_all_three_graphs_compile(folders, attention, precision, environment, tmp_path):
     target, drafter = folders(tmp_path)
     bundle = tmp_path / "bundle"
-    build_bundle(target, drafter, bundle, BuildOptions(precision=precision), Progress(None))
+    build_bundle(target, drafter, bundle, BuildOptions(precision=precision, attention=attention), Progress(None))
     done = run(bundle, environment)
     assert done.returncode == 0, done.stderr
     engines = read_engine_set(engines_of(bundle))
     require_whole(engines_of(bundle), engines)
-    assert engines.precision == precision
+    assert (engines.precision, engines.attention) == (precision, attention)
     assert set(engines.engines) == {"target", "drafter", "scorer"}
