@@ -88,7 +88,7 @@ def trace_drafter(
 
 def trace_scorer(head: LiLiCorrHead, embedding: Tensor, dtype: torch.dtype, slots: int, topk: int) -> ir.Model:
     """Scorer graph with the greedy walk; `head` is converted to `dtype`, `embedding` is the target's table (V, H)."""
-    graph = ScorerGraph(head.to(dtype).eval(), embedding.to(dtype))
+    graph = ScorerGraph(head.to(dtype).eval(), embedding.to(dtype), slots=slots, topk=topk)
     hidden_size = embedding.shape[1]
     inputs = [
         Port("candidate_ids", torch.int32, ("N", slots, topk)),

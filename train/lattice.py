@@ -1,6 +1,7 @@
 """The lattice transformer of the LiLiCorr head: pre-norm layers, bidirectional over all candidates of a block.
 
-Legend of shape suffixes: N blocks, h head width, g attention heads, L = S*K lattice.
+The candidates of all blocks are the rows of one matrix; the bias says how many belong to a block.
+Legend of shape suffixes: N blocks, h head width, g attention heads, L = S*K lattice, M = N*L.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ class LatticeAttention(nn.Module):
         self.in_proj_bias = nn.Parameter(torch.zeros(3 * width))
         self.out_proj = nn.Linear(width, width)
 
-    def forward(self, x_NLh: Tensor, bias_gLL: Tensor) -> Tensor:
-        n, length, width = x_NLh.shape
-        packed = F.linear(x_NLh, self.in_proj_weight, self.in_proj_bias)
-        q, k, v = packed.view(n, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+    def forward(self, x_Mh: Tensor, bias_gLL: Tensor) -> Tensor:
+        width, length = x_Mh.shape[-1], bias_gLL.shape[-1]
+        packed = F.linear(x_Mh, self.in_proj_weight, self.in_proj_bias)
+        heads = packed.view(-1, length, 3 * self.heads, width // self.heads).transpose(1, 2)
+        q, k, v = heads.split(self.heads, dim=1)  # each (N, g, L, h/g)
         scores = (q * (width // self.heads) ** -0.5) @ k.transpose(-1, -2)
         weights = torch.softmax(at_least_fp32(scores) + at_least_fp32(bias_gLL), dim=-1).to(v.dtype)
-        return self.out_proj((weights @ v).transpose(1, 2).reshape(n, length, width))
+        return self.out_proj((weights @ v).transpose(1, 2).reshape(-1, width))
 
 
 class LatticeLayer(nn.Module):
@@ -42,6 +44,6 @@ class LatticeLayer(nn.Module):
         self.mlp_norm = RMSNorm(width, eps)
         self.mlp = nn.Sequential(nn.Linear(width, inner), nn.SiLU(), nn.Linear(inner, width))
 
-    def forward(self, x_NLh: Tensor, bias_gLL: Tensor) -> Tensor:
-        x_NLh = x_NLh + self.attn(self.attn_norm(x_NLh), bias_gLL)
-        return x_NLh + self.mlp(self.mlp_norm(x_NLh))
+    def forward(self, x_Mh: Tensor, bias_gLL: Tensor) -> Tensor:
+        x_Mh = x_Mh + self.attn(self.attn_norm(x_Mh), bias_gLL)
+        return x_Mh + self.mlp(self.mlp_norm(x_Mh))

@@ -144,19 +144,19 @@ class LiLiCorrHead(DraftHead):
         x = self.token_proj(token_embeddings) + self.pass_hidden_proj(hidden)[:, :, None]
         x = x + self.feature_mlp(_features(log_probs).to(x.dtype))
         x = x + self.slot_embedding[0, :, :slots] + self.rank_embedding[0, :, :, :topk]
-        x = x.flatten(1, 2)
+        x = x.flatten(0, 2)
         bias = self.attention_bias(slots, topk)
         for layer in self.layers:
             x = layer(x, bias)
-        x = self.output_norm(x)
+        x = self.output_norm(x).unflatten(0, (n, -1))
         context = self.context_proj(anchor)
         if anchor_valid is not None:
             context = context.masked_fill(~anchor_valid[:, None], 0.0)  # not a product: 0 · NaN is NaN
         context = self.anchor_norm(context)
         factor = F.silu(self._factor_input(x, context))
-        out_vec = self._unit(self.out_head(factor)).view(n, slots, topk, -1)
-        in_vec = self._unit(self.in_head(factor)).view(n, slots, topk, -1)
-        anchor_vec = self._unit(self.anchor_out_head(context))
+        out_vec = self.unit(self.out_head(factor)).view(n, slots, topk, -1)
+        in_vec = self.unit(self.in_head(factor)).view(n, slots, topk, -1)
+        anchor_vec = self.unit(self.anchor_out_head(context))
         with torch.autocast(x.device.type, enabled=False):  # the scores are an fp32 island
             start = (in_vec[:, 0] @ anchor_vec[:, :, None]).squeeze(-1)
             pair = out_vec[:, :-1] @ in_vec[:, 1:].transpose(-1, -2)
@@ -183,7 +183,8 @@ class LiLiCorrHead(DraftHead):
         shared = F.linear(context_Nh, w_c, self.factor_input_proj.bias)
         return F.linear(x_NLh, w_x) + F.linear(x_NLh * context_Nh[:, None], w_xc) + shared[:, None]
 
-    def _unit(self, vectors: Tensor) -> Tensor:
+    def unit(self, vectors: Tensor) -> Tensor:
+        """(..., f) in fp32, of length 1 unless shorter than vector_eps."""
         vectors = at_least_fp32(vectors)
         return vectors / torch.linalg.vector_norm(vectors, dim=-1, keepdim=True).clamp_min(self.vector_eps)
 
