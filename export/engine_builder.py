@@ -22,7 +22,7 @@ from lilicorr.export.trt_api import compute_capability_member
 from lilicorr.runtime.contract import TENSORRT_DOMAIN
 from lilicorr.runtime.engine_set import Profile
 from lilicorr.runtime.errors import UserError
-from lilicorr.runtime.trt_bindings import import_tensorrt
+from lilicorr.runtime.trt_bindings import error_logger, import_tensorrt
 
 Say = Callable[[str], None]
 PROGRESS_S = 5.0  # between two lines: a large build has tens of thousands of steps
@@ -72,9 +72,12 @@ def build_engine(job: Job, say: Say, cancelled: Callable[[], bool]) -> int:
     listing = [f"{t.dtype}\t{t.operator}\t{t.node}\t{t.tensor}" for t in float_tensors(model)]
     Path(job.layers).write_text("\n".join(listing) + "\n", encoding="utf-8")
     messages: list[str] = []
-    logger = _logger(trt, messages)
-    if job.plugin_library is not None:
-        trt.get_plugin_registry().load_library(job.plugin_library)
+    logger = error_logger(trt, messages)
+    if job.plugin_library is not None and trt.get_plugin_registry().load_library(job.plugin_library) is None:
+        raise UserError(
+            f"TensorRT did not load the plugin `{job.plugin_library}` (built for another processor or system?)",
+            hint="make plugin",
+        )
     _drop_functions(model, job)
     builder = trt.Builder(logger)
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
@@ -163,20 +166,6 @@ def _drop_functions(model: onnx.ModelProto, job: Job) -> None:
 
 def _parser_error(error: Any) -> str:
     return f"{error.node_operator()} `{error.node_name()}`: {error.desc()}"
-
-
-def _logger(trt: Any, messages: list[str]) -> Any:
-    """A logger that keeps errors, to be quoted when the build fails, and drops the rest."""
-
-    class Logger(trt.ILogger):
-        def __init__(self) -> None:
-            trt.ILogger.__init__(self)
-
-        def log(self, severity: Any, text: str) -> None:
-            if severity in (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR):
-                messages.append(text)
-
-    return Logger()
 
 
 def _monitor(trt: Any, say: Say, cancelled: Callable[[], bool]) -> Any:

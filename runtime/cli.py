@@ -19,6 +19,7 @@ from lilicorr.runtime.options import Options
 from lilicorr.runtime.terminal import ask, show, sum_up, wants_color
 
 if TYPE_CHECKING:
+    from lilicorr.runtime.session import Session
     from lilicorr.runtime.tokenizer import Message
 
 
@@ -35,7 +36,15 @@ def _engine_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option(
             "--verify/--no-verify", default=True, help="Hash the bundle's files before use.", show_default=True
         ),
-        click.option("--threads", type=click.IntRange(1), help="Threads per engine call; default: every core."),
+        click.option("--threads", type=click.IntRange(1), help="Threads per call of ort; default: every core."),
+        click.option(
+            "--engines", type=click.Path(), help="Engine folder; default: the newest in BUNDLE/engines that fits."
+        ),
+        click.option(
+            "--backend",
+            type=click.Choice(["ort", "tensorrt", "tensorrt-rtx"]),
+            help="Default: TensorRT where a GPU and engines are there, else ONNX Runtime (ort).",
+        ),
         click.argument("bundle", type=click.Path()),
     ):
         command = option(command)
@@ -69,41 +78,37 @@ def _answer_options(command: Callable[..., None]) -> Callable[..., None]:
 def generate(
     bundle: str,
     prompt: str,
-    threads: int | None,
-    verify: bool,
     raw: bool,
     as_json: bool,
     system: str | None,
     **rest: Any,
 ) -> None:
     """Answer PROMPT ("-" reads standard input). Accepted drafts are coloured."""
-    from lilicorr.runtime.session import load
     from lilicorr.runtime.tokenizer import user_message
 
     if prompt == "-":
         prompt = sys.stdin.read() if sys.stdin else ""
     if not prompt.strip():
         raise UserError("the prompt is empty", hint='lilicorr-run generate BUNDLE "Why is the sky blue?"')
-    color, options = _options(rest)
-    with load(bundle, threads=threads, verify=verify) as session:
+    with _open(bundle, rest) as session:
+        color, options = _options(rest)
         query = prompt if raw else session.tokenizer.as_prompt([*_opening(system), user_message(prompt)])
         if as_json:
             result = session.generate(query, **options)
             answer = {"text": result.text, "token_ids": result.token_ids, "finish_reason": result.finish_reason}
-            click.echo(json.dumps(answer | result.stats.to_dict()))
+            click.echo(json.dumps(answer | {"backend": session.backend} | result.stats.to_dict()))
         else:
             sum_up(show(session.stream(query, **options), color))
 
 
 @main.command()
 @_answer_options
-def chat(bundle: str, threads: int | None, verify: bool, system: str | None, **rest: Any) -> None:
+def chat(bundle: str, system: str | None, **rest: Any) -> None:
     """Talk to BUNDLE. An empty line or Ctrl-D ends; /reset forgets the conversation."""
-    from lilicorr.runtime.session import load
     from lilicorr.runtime.tokenizer import user_message
 
-    color, options = _options(rest)
-    with load(bundle, threads=threads, verify=verify) as session:
+    with _open(bundle, rest) as session:
+        color, options = _options(rest)
         messages = _opening(system)
         while line := ask():
             if line == "/reset":
@@ -128,13 +133,12 @@ def chat(bundle: str, threads: int | None, verify: bool, system: str | None, **r
 @click.option("--json", "as_json", is_flag=True, help="Print only the JSON object; no table.")
 def bench(
     bundle: str,
-    threads: int | None,
-    verify: bool,
     max_new_tokens: int,
     prompt_file: str,
     limit: int | None,
     compare_argmax: bool,
     as_json: bool,
+    **rest: Any,
 ) -> None:
     """Measure BUNDLE on a prompt file, speculative against plain. The last line of stdout is one JSON object."""
     from lilicorr.runtime.bench import run_bench
@@ -142,10 +146,11 @@ def bench(
     from lilicorr.runtime.doctor import diagnose
     from lilicorr.runtime.ort import default_threads
     from lilicorr.runtime.prompts import read_prompts
-    from lilicorr.runtime.session import load
 
     prompts = read_prompts(prompt_file, limit)
-    with load(bundle, threads=threads, verify=verify) as session:
+    threads = rest["threads"]
+    with _open(bundle, rest) as session:
+        backend = session.backend
         report = run_bench(
             session,
             prompts,
@@ -153,7 +158,8 @@ def bench(
             compare_argmax=compare_argmax,
             progress=lambda line: click.echo(line, err=True),
         )
-    report |= {"threads": threads or default_threads(), "max_new_tokens": max_new_tokens, "machine": diagnose()}
+    report |= {"backend": backend, "threads": threads or default_threads(), "max_new_tokens": max_new_tokens}
+    report["machine"] = diagnose()
     if not as_json:
         click.echo(table(report), err=True)
     click.echo(json.dumps(report))
@@ -170,6 +176,13 @@ def doctor(bundle: str | None, as_json: bool) -> None:
     click.echo(json.dumps(facts) if as_json else as_text(facts))
     if facts.get("bundle", {}).get("problem", "none") != "none":
         sys.exit(EXIT_USER)
+
+
+def _open(bundle: str, rest: dict[str, Any]) -> Session:
+    """Open the bundle as the options in `rest` say, and take them out."""
+    from lilicorr.runtime.session import load
+
+    return load(bundle, **{name: rest.pop(name) for name in ("backend", "engines", "threads", "verify")})
 
 
 def _opening(system: str | None) -> list[Message]:

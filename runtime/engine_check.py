@@ -88,7 +88,7 @@ def require_compatible(engines: EngineSet, machine: Here) -> None:
     Raises:
         UserError: exit code 4, naming both sides and every difference.
     """
-    problems = _differences(engines, machine)
+    problems = differences(engines, machine)
     if problems:
         raise UserError(
             f"engines were built with {_side(engines.backend, engines.tensorrt_version, engines.compute_capabilities)}"
@@ -100,7 +100,8 @@ def require_compatible(engines: EngineSet, machine: Here) -> None:
         )
 
 
-def _differences(engines: EngineSet, machine: Here) -> list[str]:
+def differences(engines: EngineSet, machine: Here) -> list[str]:
+    """What keeps `engines` from running on `machine`, one line each."""
     pairs = [
         ("backend", engines.backend, machine.backend),
         ("TensorRT version", engines.tensorrt_version, machine.tensorrt_version),

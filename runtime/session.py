@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -57,6 +58,11 @@ class Session:
         self.manifest, self.tokenizer, self._backend = manifest, tokenizer, backend
         self._loop: GreedyLoop | None = GreedyLoop(Steps(backend, manifest), manifest)
         self._turn = threading.Lock()
+
+    @property
+    def backend(self) -> str:
+        """ "ort", "tensorrt" or "tensorrt-rtx"."""
+        return self._backend.name
 
     @property
     def loop(self) -> GreedyLoop:
@@ -166,27 +172,42 @@ class _Answer:
         return Result(self.text.text, tuple(self._tokens), self._finish or "", self.stats)
 
 
-def load(bundle: str | os.PathLike[str], *, threads: int | None = None, verify: bool = True) -> Session:
-    """Open a bundle for generation on the CPU.
+def load(
+    bundle: str | os.PathLike[str],
+    *,
+    backend: str | None = None,
+    engines: str | os.PathLike[str] | None = None,
+    threads: int | None = None,
+    verify: bool = True,
+) -> Session:
+    """Open a bundle for generation.
 
     Args:
         bundle: Bundle folder.
-        threads: Threads per engine call; None takes every core this process may use.
-        verify: Hash every file first.
+        backend: "ort", "tensorrt" or "tensorrt-rtx"; None: TensorRT where a GPU and engines are there, else ONNX Runtime.
+        engines: Engine folder; None: the newest below the bundle that fits this machine.
+        threads: Threads per call of ONNX Runtime; None takes every core this process may use.
+        verify: Hash every file of the bundle first.
 
     Raises:
-        UserError: the bundle is damaged or does not run here.
+        UserError: the bundle is damaged or does not run here; exit code 4 for engines of another machine or bundle.
     """
-    from lilicorr.runtime.ort import OrtBackend
+    from lilicorr.runtime.backends import open_backend
 
     opened = open_bundle(os.fspath(bundle), verify=verify)
     target = opened.manifest.target
     tokenizer = ChatTokenizer(opened.folder, target.bos_token, target.eos_token)
     limits = opened.manifest.limits
+    folder = None if engines is None else Path(engines)
     try:
-        return Session(OrtBackend(opened, threads), opened.manifest, tokenizer)
+        running = open_backend(opened, backend, engines=folder, threads=threads)
+        try:
+            return Session(running, opened.manifest, tokenizer)
+        except BaseException:
+            running.__exit__(None, None, None)
+            raise
     except MemoryError as error:
         raise UserError(
-            f"the caches for {limits.max_batch} lanes of {limits.max_context} tokens do not fit in memory: {error}",
+            f"engines and caches for {limits.max_batch} lanes of {limits.max_context} tokens do not fit in memory: {error}",
             hint="lilicorr-export build … --max-context N --max-batch 1",
         ) from None

@@ -49,6 +49,20 @@ def install_command(backend: str, *, machine: str | None = None, jetson: bool | 
     return 'pip install "tensorrt>=10.3,<12"'
 
 
+def error_logger(trt: Any, messages: list[str]) -> Any:
+    """A logger that keeps errors in `messages`, to be quoted when a call fails, and drops the rest."""
+
+    class Logger(trt.ILogger):
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+
+        def log(self, severity: Any, text: str) -> None:
+            if severity in (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR):
+                messages.append(text)
+
+    return Logger()
+
+
 def _require_version(backend: str, version: str) -> None:
     found = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     if backend == "tensorrt" and not OLDEST <= found < BEYOND:

@@ -17,7 +17,8 @@ OURS = {
     "plugins_trt": {"plugins_trt"},
 }
 RUNTIME_THIRD_PARTY = {"numpy", "click", "tokenizers", "jinja2"}
-ONNXRUNTIME_IN = {"ort.py", "doctor.py"}  # the backend, and the report of what is installed
+# module of the runtime -> the package that only it may import: backends, and the report of what is installed
+ONLY_IN = {"ort.py": "onnxruntime", "doctor.py": "onnxruntime", "cuda_device.py": "cuda"}
 
 
 def modules(folder):
@@ -66,7 +67,7 @@ def test_runtime_needs_only_its_own_few_packages():
         f"{path.relative_to(ROOT)} imports {name}"
         for path in modules("runtime")
         for name in imports(path)
-        if name.split(".")[0] not in allowed | ({"onnxruntime"} if path.name in ONNXRUNTIME_IN else set())
+        if name.split(".")[0] not in {*allowed, ONLY_IN.get(path.name)}
     ]
     assert wrong == []
 

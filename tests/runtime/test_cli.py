@@ -19,7 +19,7 @@ ANSWER = FakeTokenizer().decode(plain_answer(FakeTokenizer().encode_text("Why?")
 
 @pytest.fixture(autouse=True)
 def _fake(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_module, "load", lambda bundle, threads, verify: fake_session(max_context=300))
+    monkeypatch.setattr(session_module, "load", lambda bundle, **opening: fake_session(max_context=300))
 
 
 def run(*args: str, text: str | None = None) -> Result:
