@@ -19,6 +19,7 @@ from lilicorr.runtime.errors import UserError
 from lilicorr.runtime.session import load
 from tests.export.test_engine import engines_of, environment, run
 from tests.fixtures import edit_json
+from tests.runtime.trt_bundle import machine_with, write_engines
 
 __all__ = ["environment"]
 
@@ -58,6 +59,26 @@ def test_answers_are_those_of_two_part_attention(native_bundle, tiny_bundle):
             assert full.finish_reason in ("context", "stop")
             answers.append([result.token_ids for result in (*alone, *together, full)])
     assert answers[0] == answers[1]
+
+
+def test_the_tensorrt_backend_gives_every_cache_one_address(native_bundle, tmp_path, monkeypatch):
+    """On the simulated GPU, with lanes that end one by one; the answers are those of ONNX Runtime."""
+    own = shutil.copytree(native_bundle, tmp_path / "bundle")
+    with load(own, backend="ort", threads=1) as session:
+        wanted = [result.token_ids for result in session.generate_batch(PROMPTS, max_new_tokens=24, stop=["e"])]
+    machine = machine_with(monkeypatch, write_engines(own))
+    with load(own) as session:
+        assert session.backend == "tensorrt"
+        found = [result.token_ids for result in session.generate_batch(PROMPTS, max_new_tokens=24, stop=["e"])]
+    assert found == wanted
+    pairs = [
+        (context.addresses[name.removeprefix("updated_")], address)
+        for context in machine.tensorrt.contexts
+        for name, address in context.addresses.items()
+        if name.startswith("updated_")
+    ]
+    assert pairs
+    assert all(read == written for read, written in pairs)
 
 
 @pytest.mark.parametrize("attention", ["paged", "two-part"])
