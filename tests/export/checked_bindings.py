@@ -22,6 +22,7 @@ UNNAMED = {"get_plugin_registry": "IPluginRegistry", "get_error": "ParserError"}
 PASSED_THROUGH = {"ILogger", "IProgressMonitor"}  # subclassed in Python, which needs no TensorRT library
 # (class, member) -> what it gives, where the builder looks at it
 ANSWERS = {
+    ("IPluginRegistry", "load_library"): "handle",
     ("INetworkDefinition", "num_inputs"): 1,
     ("INetworkDefinition", "num_layers"): 3,
     ("ITensor", "name"): "x",
@@ -31,6 +32,7 @@ ANSWERS = {
 SCENARIOS = {
     "built": {("Builder", "build_serialized_network"): b"plan"},
     "unparsed": {("OnnxParser", "parse"): False, ("OnnxParser", "num_errors"): 1},
+    "without plugin": {("IPluginRegistry", "load_library"): None},
     "refused": {("Builder", "build_serialized_network"): None},
 }
 calls = []

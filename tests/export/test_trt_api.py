@@ -84,6 +84,8 @@ def test_every_call_is_one_that_this_version_declares(version, stubs, tmp_path):
     assert {"IBuilderConfig.set_timing_cache", "IBuilderConfig.progress_monitor =", "OnnxParser.parse"} <= set(calls)
     what, _ = run(folder, "tensorrt_bindings", path, "unparsed", stubs)
     assert "TensorRT cannot parse scorer.onnx" in what
+    what, _ = run(folder, "tensorrt_bindings", path, "without plugin", stubs)
+    assert "TensorRT did not load the plugin `plugin.so`" in what
     what, _ = run(folder, "tensorrt_bindings", path, "refused", stubs)
     assert "TensorRT cannot build scorer.onnx" in what
 
