@@ -15,6 +15,7 @@ from lilicorr.export.options import BuildOptions
 from lilicorr.export.pair import Pair, check_pair
 from lilicorr.export.plan import make_plan
 from lilicorr.export.progress import Progress
+from lilicorr.export.quantised_config import chosen_quantisation
 from lilicorr.export.quiet import quiet_libraries
 from lilicorr.export.staging import Staging
 from lilicorr.export.tables import human_bytes
@@ -61,18 +62,20 @@ def _write_graphs(pair: Pair, options: BuildOptions, folder: Path, progress: Pro
         import torch
 
         from lilicorr.export.graphs import trace_drafter, trace_scorer, trace_target, write_graphs
+        from lilicorr.export.quantised_target import load_with_integers
         from lilicorr.runtime.contract import FLOATS, NATIVE, native_rows
         from lilicorr.train.checkpoint import read_drafter
-        from lilicorr.train.target import embedding_table, lm_head_table, load_target
+        from lilicorr.train.target import embedding_table, lm_head_table
 
         quiet_libraries()
         dtype = getattr(torch, FLOATS[options.precision])
         drafter = read_drafter(pair.drafter.path)
-        model = load_target(pair.target.path)
+        quantisation = chosen_quantisation(pair.target.stored, pair.target.headers, options)
+        model, integers = load_with_integers(pair.target, quantisation, dtype)
     config, slots = pair.drafter.config, pair.block_size - 1
     rows = native_rows(describe(pair, options)) if options.attention == NATIVE else None
     with progress.phase("trace the target"):
-        graphs = {"target": trace_target(model, config.target_layer_ids, dtype, native_rows=rows)}
+        graphs = {"target": trace_target(model, config.target_layer_ids, dtype, integers, native_rows=rows)}
     with progress.phase("trace the drafter"):
         tables = embedding_table(model), lm_head_table(model)
         graphs["drafter"] = trace_drafter(drafter, *tables, dtype, slots, config.candidate_topk, native_rows=rows)

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from lilicorr.export.architectures import PROVEN
-from lilicorr.export.options import CONTEXT_CAP, ELEMENT_BYTES, BuildOptions, EngineOptions
+from lilicorr.export.options import BLOCKS, CONTEXT_CAP, ELEMENT_BYTES, INTEGER_WEIGHTS, BuildOptions, EngineOptions
 from lilicorr.runtime.commands import Group
 from lilicorr.runtime.contract import ATTENTION_FORMS
 
@@ -48,6 +48,18 @@ def _pair_options(command: Callable[..., None]) -> Callable[..., None]:
             default=DEFAULTS.attention,
             show_default=True,
             help="native: TensorRT 11.1 or newer, TensorRT-RTX.",
+        ),
+        click.option(
+            "--weights-block",
+            type=click.Choice(BLOCKS),
+            default=DEFAULTS.weights_block,
+            show_default=True,
+            help="Inputs of the target's products that share a scale, with --weights.",
+        ),
+        click.option(
+            "--weights",
+            type=click.Choice(list(INTEGER_WEIGHTS)),
+            help="Integers for the weights of the target's products.  [default: as in the target's folder]",
         ),
         click.option("--drafter", type=FOLDER, required=True, help="Drafter checkpoint folder."),
         click.option("--target", type=FOLDER, required=True, help="Hugging Face folder of the target."),

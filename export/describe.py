@@ -12,6 +12,7 @@ from pathlib import Path
 
 from lilicorr.export.options import BuildOptions
 from lilicorr.export.pair import Pair
+from lilicorr.export.quantised_config import chosen_quantisation
 from lilicorr.runtime.contract import FLOATS, PLUGIN
 from lilicorr.runtime.errors import UserError
 from lilicorr.runtime.manifest import SCHEMA_VERSION, Cache, Drafter, Head, Limits, Manifest, Target
@@ -21,7 +22,11 @@ RECORDED = ("torch", "transformers", "onnx", "onnxscript", "onnx-ir", "onnxrunti
 
 
 def describe(pair: Pair, options: BuildOptions) -> Manifest:
-    """Return the manifest of exporting `pair` with `options`, with no components and no files yet."""
+    """Return the manifest of exporting `pair` with `options`, with no components and no files yet.
+
+    Raises:
+        UserError: the target's weights cannot be had as the integers that are asked.
+    """
     target, config = pair.target, pair.drafter.config
     dtype = FLOATS[options.precision]
     head = config.lilicorr
@@ -42,6 +47,7 @@ def describe(pair: Pair, options: BuildOptions) -> Manifest:
             bos_token=target.bos_token,
             eos_token=target.eos_token,
             cache=Cache(target.layers, target.kv_heads, target.head_dim, dtype),
+            quantisation=chosen_quantisation(target.stored, target.headers, options),
         ),
         drafter=Drafter(
             name=pair.drafter.path.resolve().name,
@@ -86,6 +92,8 @@ def _command(pair: Pair, options: BuildOptions) -> tuple[str, ...]:
         "--max-batch": options.max_batch,
         "--block-size": pair.block_size,
     }
+    if options.weights is not None:
+        chosen |= {"--weights": options.weights, "--weights-block": options.weights_block}
     return ("lilicorr-export", "build", *(str(part) for option in (folders | chosen).items() for part in option))
 
 

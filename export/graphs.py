@@ -12,9 +12,11 @@ import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 
+from lilicorr.export.block_weights import BlockWeight
 from lilicorr.export.check_graph import component_from_graph
 from lilicorr.export.drafter_graph import DrafterGraph
 from lilicorr.export.native_attention import add_native_functions
+from lilicorr.export.quantise_graph import quantise_weights
 from lilicorr.export.scorer_graph import ScorerGraph
 from lilicorr.export.simplify import simplify
 from lilicorr.export.target_graph import TargetGraph
@@ -27,11 +29,17 @@ from lilicorr.train.lilicorr import LiLiCorrHead
 
 
 def trace_target(
-    model: nn.Module, target_layer_ids: Sequence[int], dtype: torch.dtype, *, native_rows: int | None = None
+    model: nn.Module,
+    target_layer_ids: Sequence[int],
+    dtype: torch.dtype,
+    integers: Sequence[BlockWeight] = (),
+    *,
+    native_rows: int | None = None,
 ) -> ir.Model:
     """Target graph of a transformers causal LM; `model` is converted to `dtype` in place.
 
     Args:
+        integers: What stands behind those weights of `model` that the graph is to hold as integers.
         native_rows: C of native attention, which wants it static; None: two-part attention over any C.
 
     Raises:
@@ -46,7 +54,10 @@ def trace_target(
         *_caches(layers, config.num_key_value_heads, native_rows or "C", width, dtype),
     ]
     names = ["logits", "next_ids", "features", *_returned_rows(layers, native_rows)]
-    return _finish(trace(graph, inputs, names), native_rows)
+    traced = _finish(trace(graph, inputs, names), native_rows)
+    if integers:
+        quantise_weights(traced, integers)
+    return traced
 
 
 def trace_drafter(

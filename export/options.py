@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from lilicorr.runtime.contract import TWO_PART
 
 ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
+INTEGER_WEIGHTS = {"int8": 8, "int4": 4}
+BLOCKS = (32, 64, 128)  # neighbours along a weight's input width that share a scale
 CONTEXT_CAP = 2048  # tokens served when nothing is asked and the target allows more
 
 
@@ -20,6 +22,8 @@ class BuildOptions:
     max_batch: int = 4
     prefill_chunk: int = 128  # tokens: long enough to amortise a prefill call, short enough to bound its memory
     block_size: int | None = None  # None: the trained one
+    weights: str | None = None  # of INTEGER_WEIGHTS, for the target's products; None: as its folder has them
+    weights_block: int = 64  # of BLOCKS; divides more widths than 128, and TensorRT documents only 64 and 128 for int4
 
     def context(self, limit: int) -> int:
         """Tokens to serve for models that were made for at most `limit`."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lilicorr.export.headers import TensorHeader, read_headers
+from lilicorr.export.quantised_config import Stored, stored_integers
 from lilicorr.runtime.errors import UserError
 from lilicorr.train.config import DrafterConfig
 from lilicorr.train.config_json import config_from_dict
@@ -33,6 +34,7 @@ class TargetFolder:
     eos_token: str | None
     chat_template: str | None
     headers: dict[str, TensorHeader]
+    stored: Stored | None  # how its weights are packed, where they are integers
 
     @property
     def tokenizer(self) -> Path:
@@ -52,9 +54,11 @@ def read_target(folder: Path) -> TargetFolder:
     """Read a target folder.
 
     Raises:
-        UserError: not a folder, files missing or damaged, or fields of config.json missing (all listed at once).
+        UserError: not a folder, files missing or damaged, or fields of config.json missing (all listed at once); a pre-quantised
+            format that cannot be read.
     """
     config = _config(folder, "target")
+    stored = stored_integers(config, str(folder / "config.json"))
     problems = [f"`{folder}` has no `tokenizer.json`"] if not (folder / "tokenizer.json").is_file() else []
     headers: dict[str, TensorHeader] = {}
     try:
@@ -87,6 +91,7 @@ def read_target(folder: Path) -> TargetFolder:
         eos_token=eos,
         chat_template=_chat_template(folder, settings),
         headers=headers,
+        stored=stored,
     )
 
 

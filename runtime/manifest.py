@@ -61,6 +61,15 @@ class Cache:
 
 
 @dataclass(frozen=True)
+class Quantisation:
+    """The target's products read integers with a scale per block of their input width; everything else is a float."""
+
+    bits: int  # 4 or 8
+    block: int
+    source: str  # "round-to-nearest", or the pre-quantised format that they come from
+
+
+@dataclass(frozen=True)
 class Target:
     name: str
     architecture: str
@@ -71,6 +80,7 @@ class Target:
     bos_token: str | None
     eos_token: str | None
     cache: Cache
+    quantisation: Quantisation | None = None
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,11 @@ import numpy as np
 import onnxruntime as ort
 
 
-def run(path: Path, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Feeds that the graph does not declare are an error of ONNX Runtime; so are missing ones."""
+def run(path: Path, feeds: dict[str, np.ndarray], entries: dict[str, str] | None = None) -> dict[str, np.ndarray]:
+    """Feeds that the graph does not declare are an error of ONNX Runtime; so are missing ones. `entries` configure the session."""
     options = ort.SessionOptions()
+    for name, value in (entries or {}).items():
+        options.add_session_config_entry(name, value)
     options.intra_op_num_threads = 1
     session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
