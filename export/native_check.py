@@ -17,8 +17,8 @@ from lilicorr.runtime.manifest import Manifest
 # release moved them is not known here, so `network_problems` looks at what was parsed.
 FIRST = (11, 1)
 HINT = f"lilicorr-export build … --attention {TWO_PART}"
-# Fused kernels of TensorRT-RTX 1.7.1 for SM89 in half precision: all multiples of 8 that were tried (23) from 16 to 256; not
-# 8, 100, 272 or 576. fp32 has none, and is decomposed.
+# Fused kernels of TensorRT-RTX 1.7.1 in half precision: all multiples of 8 that were tried from 16 to 256 (23 of them for SM89 and
+# fp16, 11 for SM86, SM120 and bf16); not 8, 100, 264, 272 or 576. fp32 has none, and is decomposed.
 WIDTHS = range(16, 257, 8)
 ATTENTION_INPUTS = 5  # query, keys, values, mask, lengths
 
