@@ -306,6 +306,8 @@ HEADS = {
     "domino": {"kind": "domino", "gru_hidden_dim": 16, "emb_dim": 8},
     "vanilla": {"kind": "dspark", "markov_rank": 8, "markov_head_type": "vanilla"},
     "gated": {"kind": "dspark", "markov_rank": 8, "markov_head_type": "gated"},
+    "domino on DFlash's rows": {"kind": "domino", "gru_hidden_dim": 16, "emb_dim": 8, "shift_label": False},
+    "gated on DFlash's rows": {"kind": "dspark", "markov_rank": 8, "markov_head_type": "gated", "shift_label": False},
     "rnn": {"kind": "dspark", "markov_rank": 8, "markov_head_type": "rnn", "confidence_with_markov": False},
 }
 
@@ -343,6 +345,15 @@ def test_the_target_is_frozen_and_the_loss_is_the_weighted_sum(recipe):
     assert not trainer.embeddings.requires_grad
     without = [name for name, parameter in trainer.drafter.named_parameters() if parameter.grad is None]
     assert without == []
+
+
+def test_head_and_drafter_learn_at_their_own_rates(recipe):
+    trainer = Trainer(module.read_recipe(recipe(learning_rate=0.0, head_learning_rate=0.01)))
+    before = {name: p.detach().clone() for name, p in trainer.drafter.named_parameters()}
+    trainer.train_step()
+    moved = {name for name, p in trainer.drafter.named_parameters() if not torch.equal(p, before[name])}
+    assert moved
+    assert all(name.startswith("lilicorr.") for name in moved)
 
 
 def test_schedule():

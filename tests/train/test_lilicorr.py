@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lilicorr.train.lilicorr import LiLiCorrHead
+from lilicorr.train.lilicorr import TOKEN_RMS, LiLiCorrHead
 from tests.train import independent
 
 SETTINGS = {
@@ -205,3 +205,13 @@ def test_a_new_head_has_no_zero_factor_head_and_zero_biases():
         assert not linear.bias.any()
     for name in ("slot_embedding", "rank_embedding", "relative_slot_bias", "same_slot_bias"):
         assert not getattr(head, name).any()
+
+
+def test_token_rows_of_a_new_head_begin_at_the_same_size_whatever_the_embedding():
+    for scale in (0.02, 3.0):
+        torch.manual_seed(1)
+        head, table = LiLiCorrHead(**SETTINGS), scale * torch.randn(500, SETTINGS["model_hidden_size"])
+        head.initialise(table)
+        assert head.token_proj(table).square().mean().sqrt().item() == pytest.approx(TOKEN_RMS, rel=0.01)
+    wide = LiLiCorrHead(**SETTINGS | {"hidden_size": SETTINGS["model_hidden_size"]})
+    wide.initialise(table)  # has no projection to scale

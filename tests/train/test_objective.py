@@ -105,14 +105,17 @@ def loop_drafter(logits, target_logits, blocks, gamma, soft):
 
 
 def loop_head(head, logits, target_rows, blocks, margin):
-    """ce, margin and penalty: means over the slots whose block is valid and whose gold prefix is in the lattice."""
+    """Means over the slots whose block is valid and whose gold prefix is in the lattice; first error and chain are per block."""
     log_probs = torch.log_softmax(logits, -1).topk(K, dim=-1).values
     start, pair = head(None, log_probs, blocks.hidden, blocks.anchor_row)
-    sums, count = {"ce": 0.0, "margin": 0.0, "penalty": 0.0}, 0
+    sums, count = {"ce": 0.0, "margin": 0.0, "penalty": 0.0, "head_soft": 0.0}, 0
+    errors, chains = [], []
     for n in range(logits.shape[0]):
         if not all(blocks.supervised[n].tolist()):
             continue
-        previous = None
+        previous, product = None, 1.0
+        errors.append(None)
+        chains.append(0.0)
         for s in range(logits.shape[1]):
             candidates = logits[n, s].topk(K).indices.tolist()
             gold = int(blocks.gold[n, s])
@@ -126,8 +129,19 @@ def loop_head(head, logits, target_rows, blocks, margin):
             rival = max(x for j, x in enumerate(node) if j != g)
             sums["margin"] += max(0.0, margin - (node[g] - rival))
             sums["penalty"] += sum(math.exp(x) / z * max(0.0, target[g] - t) for x, t in zip(node, target, strict=True))
+            teacher = sum(math.exp(t) for t in target)
+            sums["head_soft"] += sum(
+                math.exp(t) / teacher * (t - math.log(teacher) - x + math.log(z))
+                for t, x in zip(target, node, strict=True)
+            )
+            if errors[-1] is None and max(node) > node[g]:
+                errors[-1] = math.log(z) - node[g]
+            product *= math.exp(node[g]) / z
+            chains[-1] += product / S
             previous, count = g, count + 1
-    return {name: value / max(1, count) for name, value in sums.items()}, count
+    means = {name: value / max(1, count) for name, value in sums.items()}
+    made = [error for error in errors if error is not None]
+    return means | {"head_first_error": sum(made) / len(made), "head_chain": -sum(chains) / len(chains)}, count
 
 
 @pytest.mark.parametrize("gamma", [4.0, 0.5, 0.0])
@@ -141,12 +155,13 @@ def test_drafter_loss_equals_the_loop(case, gamma, soft):
 
 def test_head_terms_equal_the_loop(case):
     head, logits, embeddings, target_rows, blocks = case
-    terms, _ = head_terms(head, logits, embeddings, target_rows, blocks, Weights(head_margin=0.5, margin=1.3))
+    on = Weights(head_margin=0.5, margin=1.3, head_soft=0.5, head_first_error=0.5, head_chain=0.5)
+    terms, _ = head_terms(head, logits, embeddings, target_rows, blocks, on)
     expected, count = loop_head(head, logits, target_rows, blocks, 1.3)
     assert count == 3 + 1 + 0 + 2  # whole block, up to the gold that is missing, invalid block, up to the gold outside
     assert terms.keys() == expected.keys()
     for name, value in expected.items():
-        assert value > 0
+        assert value > 0 or (name == "head_chain" and value < 0)
         assert terms[name].item() == pytest.approx(value, abs=1e-12)
 
 
@@ -204,7 +219,7 @@ def test_gradients_match_finite_differences(case):
     generator = torch.Generator().manual_seed(0)
     for parameter in head.parameters():
         parameter.data = torch.randn(parameter.shape, generator=generator, dtype=torch.float64).mul(0.5)
-    weights = Weights(soft=0.4, head_margin=0.5)
+    weights = Weights(soft=0.4, head_margin=0.5, head_soft=1.0, head_first_error=0.3, head_chain=2.0)
     target_logits = blocks.target_hidden @ target_rows.T
 
     def all_terms(logits, hidden, anchor_row):
@@ -214,7 +229,8 @@ def test_gradients_match_finite_differences(case):
 
     leaves = tuple(t.clone().requires_grad_() for t in (logits, blocks.hidden, blocks.anchor_row))
     assert torch.autograd.gradcheck(all_terms, leaves, eps=1e-6, atol=1e-6, fast_mode=True)
-    for name, term in zip(("drafter", "ce", "margin", "penalty"), all_terms(*leaves), strict=True):
+    names = ("drafter", "ce", "margin", "penalty", "head_soft", "head_first_error", "head_chain")
+    for name, term in zip(names, all_terms(*leaves), strict=True):
         gradients = torch.autograd.grad(term, leaves, allow_unused=True, retain_graph=True)
         assert gradients[0].abs().max() > 0, f"{name} does not reach the logits"
         if name != "drafter":
