@@ -348,12 +348,13 @@ def test_the_target_is_frozen_and_the_loss_is_the_weighted_sum(recipe):
 
 
 def test_head_and_drafter_learn_at_their_own_rates(recipe):
-    trainer = Trainer(module.read_recipe(recipe(learning_rate=0.0, head_learning_rate=0.01)))
+    rates = {"learning_rate": 0.0, "head_learning_rate": 0.01}
+    trainer = Trainer(module.read_recipe(recipe(head=HEADS["gated"], **rates)))
     before = {name: p.detach().clone() for name, p in trainer.drafter.named_parameters()}
     trainer.train_step()
     moved = {name for name, p in trainer.drafter.named_parameters() if not torch.equal(p, before[name])}
     assert moved
-    assert all(name.startswith("lilicorr.") for name in moved)
+    assert all(name.startswith("dspark.") for name in moved)
 
 
 def test_schedule():
