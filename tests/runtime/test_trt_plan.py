@@ -1,4 +1,4 @@
-"""Plans of calls: profile, shapes, addresses. What contradicts the manifest is a defect; what no profile allows, the user can mend."""
+"""Plans of calls: profile, shapes, addresses; a buffer that contradicts the manifest is a defect, a shape beyond the profiles is not."""
 
 from __future__ import annotations
 
