@@ -1,4 +1,4 @@
-"""Plans of calls: profile, shapes, addresses; a buffer that contradicts the manifest is a defect, a shape beyond the profiles is not."""
+"""Plans of calls: profile, shapes, addresses. A buffer that contradicts the manifest is a defect."""
 
 from __future__ import annotations
 
