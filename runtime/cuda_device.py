@@ -19,7 +19,7 @@ from lilicorr.runtime.errors import UserError
 STAGING = 1 << 20  # bytes of page-locked memory: a round's ids and lengths are a few hundred
 _GRAIN = 16  # what is staged begins at a multiple, aligned for any dtype
 
-INSTALL = 'pip install "cuda-bindings>=12.8,<14"'
+INSTALL = 'pip install "cuda-bindings>=12.8,<13"'  # serves drivers of 13 too
 
 
 def open_device() -> CudaDevice:
