@@ -48,8 +48,7 @@ ABLATIONS: dict[str, list[str]] = {
     "soft_labels": [LILICORR, "objective.soft=0.5"],
     "margin": [LILICORR, "objective.head_ce=0.125", "objective.head_margin=0.125"],
     "dpace": [LILICORR, "objective.dpace=0.5"],
-    "block_4": [LILICORR, "drafter.block_size=4"],
-    "block_8": [LILICORR, "drafter.block_size=8"],
+    "few_sequences": [LILICORR, "sequences_per_step=2", "anchors_per_sequence=24"],
     "head_default": [LILICORR, "head_only=true"],
     "head_scale_16": [LILICORR, "head_only=true", "head.logit_scale=16"],
     "head_k_4": [LILICORR, "head_only=true", "head.candidate_topk=4"],
@@ -91,13 +90,14 @@ def study() -> None:
 
 @study.command()
 @click.argument("checkpoint", type=click.Path(exists=True))
-def start(checkpoint: str) -> None:
-    """Write the backbone of CHECKPOINT, without its head."""
+@click.option("--block-size", default=8, show_default=True)
+def start(checkpoint: str, block_size: int) -> None:
+    """Write the backbone of CHECKPOINT, without its head; its weights serve a block of any size."""
     from lilicorr.train.checkpoint import read_drafter, write_drafter
     from lilicorr.train.drafter import Drafter
 
     source = read_drafter(checkpoint)
-    backbone = Drafter(dataclasses.replace(source.config, head=None)).to(next(source.parameters()).dtype)
+    backbone = Drafter(dataclasses.replace(source.config, head=None, block_size=block_size)).to(next(source.parameters()).dtype)
     names = backbone.state_dict().keys()
     backbone.load_state_dict({name: t for name, t in source.state_dict().items() if name in names})
     write_drafter(backbone, ROOT / "start")
