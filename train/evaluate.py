@@ -35,7 +35,7 @@ class Rounds:
 
     Attributes:
         accepted: drafts accepted.
-        offered: drafts that could be: S, or fewer at the end of the text.
+        offered: drafts verified: S, or fewer where the limit on new tokens leaves no room for them and the target's own token.
         emitted: tokens the round adds: accepted + 1, or fewer at the end of the text.
         argmax, oracle: leading slots whose token is the drafter's most probable one; is among its K best.
     """
@@ -48,11 +48,14 @@ class Rounds:
 
 
 @torch.inference_mode()
-def rounds_of(model: Any, drafter: Drafter, item: Continuation, features: Tensor) -> tuple[Rounds, Rounds]:
+def rounds_of(
+    model: Any, drafter: Drafter, item: Continuation, features: Tensor, max_new_tokens: int
+) -> tuple[Rounds, Rounds]:
     """Replay one continuation: with the head's drafts, and with each slot's most probable token.
 
     Args:
         features: (1, T, F·H) of prompt and continuation, see `target_features`.
+        max_new_tokens: The limit under which the continuation was made; a shorter one ended by itself.
     """
     if len(item.tokens) < 2:  # the first token comes from prefill
         return Rounds([], [], [], [], []), Rounds([], [], [], [], [])
@@ -66,18 +69,21 @@ def rounds_of(model: Any, drafter: Drafter, item: Continuation, features: Tensor
         hit.cumprod(-1).sum(-1).tolist()
         for hit in (drafts == gold, best[..., 0] == gold, (best == gold[..., None]).any(-1))
     )
-    return _walk(accepted, argmax, oracle, slots), _walk(argmax, argmax, oracle, slots)
+    room = max_new_tokens - len(item.tokens)
+    return _walk(accepted, argmax, oracle, slots, room), _walk(argmax, argmax, oracle, slots, room)
 
 
-def _walk(accepted: list[int], argmax: list[int], oracle: list[int], slots: int) -> Rounds:
-    """The rounds, given for every possible anchor of the text how many drafts would be accepted there."""
+def _walk(accepted: list[int], argmax: list[int], oracle: list[int], slots: int, room: int) -> Rounds:
+    """The rounds, given for every possible anchor of the text how many drafts would be accepted there, and how many tokens more
+    the text could have had."""
     result = Rounds([], [], [], [], [])
     at = 0
     while at < len(accepted):
         known = len(accepted) - at
+        offered = min(slots, known + room - 1)
         emitted = min(accepted[at] + 1, known)
-        result.accepted.append(accepted[at])
-        result.offered.append(min(slots, known))
+        result.accepted.append(min(accepted[at], offered))
+        result.offered.append(offered)
         result.emitted.append(emitted)
         result.argmax.append(argmax[at])
         result.oracle.append(oracle[at])
@@ -163,7 +169,7 @@ def evaluate(
                 layers = drafter.config.target_layer_ids
                 if layers not in features:
                     features[layers], _ = target_features(model, ids, layers)
-                seen.append(rounds_of(model, drafter, item, features[layers]))
+                seen.append(rounds_of(model, drafter, item, features[layers], max_new_tokens))
             tokens += len(item.tokens)
             progress.advance(1, tokens)
         categories = list(dict.fromkeys(item.category for item in items))

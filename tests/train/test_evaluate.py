@@ -12,12 +12,13 @@ from click.testing import CliRunner
 from lilicorr.runtime.errors import UserError
 from lilicorr.runtime.prompts import Prompt
 from lilicorr.train import continuations as module
+from lilicorr.train import evaluate as evaluate_module
 from lilicorr.train.checkpoint import read_drafter, write_drafter
 from lilicorr.train.cli import main
 from lilicorr.train.config import DominoConfig, DSparkConfig
 from lilicorr.train.continuations import Continuation, cache_file, continuations
 from lilicorr.train.drafter import Drafter
-from lilicorr.train.evaluate import Rounds, rounds_of, summary
+from lilicorr.train.evaluate import Rounds, _walk, rounds_of, summary
 from lilicorr.train.generate import sampled_batch
 from lilicorr.train.replay import acceptance_on_continuation, draft
 from lilicorr.train.target import load_target, target_features
@@ -71,7 +72,7 @@ def test_rounds_equal_the_replay(model, tiny_drafter, name, use_head):
     prompt = (5, 77, 130, 9)
     item = Continuation("p", "", prompt, planted(model, drafter, prompt, 40))
     features, _ = target_features(model, torch.tensor([[*prompt, *item.tokens]]), drafter.config.target_layer_ids)
-    found = rounds_of(model, drafter, item, features)[0 if use_head else 1]
+    found = rounds_of(model, drafter, item, features, max_new_tokens=100)[0 if use_head else 1]
     expected = acceptance_on_continuation(model, drafter, prompt, item.tokens, use_head=use_head)
     assert found.accepted == [r.accepted for r in expected.rounds]
     assert found.emitted == [r.emitted for r in expected.rounds]
@@ -83,9 +84,22 @@ def test_rounds_equal_the_replay(model, tiny_drafter, name, use_head):
 
 
 def test_a_continuation_of_one_token_has_no_round(model, tiny_drafter):
-    found = rounds_of(model, read_drafter(tiny_drafter), Continuation("p", "", (5, 7), (9,)), torch.zeros(1, 3, 64))
+    item = Continuation("p", "", (5, 7), (9,))
+    found = rounds_of(model, read_drafter(tiny_drafter), item, torch.zeros(1, 3, 64), max_new_tokens=1)
     assert found == (Rounds([], [], [], [], []),) * 2
     assert summary(found[:1])["acceptance_length"] is None
+
+
+@pytest.mark.parametrize(
+    ("room", "accepted", "offered"),
+    [(0, [3, 1], [3, 1]), (1, [3, 2], [3, 2]), (9, [3, 2], [3, 3])],
+    ids=["cut by the limit", "one token of room", "ended by itself"],
+)
+def test_the_last_round_offers_what_the_limit_leaves(room, accepted, offered):
+    """Six tokens after the prefill's, three slots, every draft right: rounds of four and two tokens."""
+    right = [min(3, 6 - at) for at in range(6)]
+    found = _walk(right, right, right, 3, room)
+    assert (found.accepted, found.offered, found.emitted) == (accepted, offered, [4, 2])
 
 
 def test_summary_by_hand():
@@ -114,6 +128,40 @@ def test_sampled_tokens_follow_the_targets_distribution(model):
     found = torch.bincount(bins[torch.tensor(drawn)[:, 0]], minlength=5) / count
     expected = torch.zeros(5, dtype=torch.float64).index_add_(0, bins, p)
     assert (found - expected).abs().max() < 4 * 0.5 / count**0.5  # four standard deviations at most
+
+
+def test_acceptance_of_sampled_texts_is_the_standard_rules(model, tiny_drafter, monkeypatch):
+    """A greedy draft d is accepted with probability p(d): the first round's drafts, after every possible anchor, by enumeration.
+
+    The drafts are the target's own best tokens, so that acceptance is far from 0 and 1.
+    """
+    prompt, temperature, count = [5, 77, 130], 0.4, 1500
+    texts = torch.tensor([[*prompt, anchor] for anchor in range(model.config.vocab_size)])
+    drafts, reach = [], [torch.ones(len(texts), dtype=torch.float64)]
+    with torch.inference_mode():
+        p_anchor = (model(texts[:1, :-1]).logits[0, -1].double() / temperature).softmax(-1)
+        for _ in range(2):
+            p = (model(texts).logits[:, -1].double() / temperature).softmax(-1)
+            best = p.argmax(-1, keepdim=True)
+            reach.append(reach[-1] * p.gather(-1, best)[:, 0])
+            drafts.append(best)
+            texts = torch.cat([texts, best], dim=1)
+    table = torch.cat([*drafts, torch.full_like(drafts[0], -2)], dim=1)  # the third slot is never right
+    exact = [float(p_anchor @ r) for r in reach[1:]]
+
+    drafter = drafter_with(None, tiny_drafter)
+    drafter.config = dataclasses.replace(drafter.config, block_size=4)
+    monkeypatch.setattr(evaluate_module, "_drafts", lambda m, d, ids, c, a: (table[ids[a]], table[ids[a]][..., None]))
+    answers = sampled_batch(
+        model, [prompt] * count, max_new_tokens=3, stop_ids=frozenset(), temperature=temperature, seeds=range(count)
+    )
+    features = torch.zeros(1, len(prompt) + 3, 64)
+    items = [Continuation("", "", tuple(prompt), tuple(answer)) for answer in answers]
+    first = [rounds_of(model, drafter, item, features, max_new_tokens=9)[0].accepted[0] for item in items]
+    for slot, expected in enumerate(exact, 1):
+        assert 0.1 < expected < 0.9
+        deviation = (expected * (1 - expected) / count) ** 0.5
+        assert abs(sum(n >= slot for n in first) / count - expected) < 4 * deviation
 
 
 def test_a_sampled_answer_does_not_depend_on_its_batch(model):

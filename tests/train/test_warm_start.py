@@ -147,6 +147,22 @@ def test_tensorboard_scalars(recipe, monkeypatch):  # noqa: F811
     assert {("loss", 2), ("ce", 2), ("lr", 2)} <= set(written)
 
 
+def test_tensorboard_files_hold_the_log(recipe, tmp_path):  # noqa: F811
+    """Read back from the event file: every logged value at its step."""
+    pytest.importorskip("tensorboard", reason="needs the tensorboard package")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    fit(recipe(steps=2, tensorboard=True))
+    (line,) = map(json.loads, (tmp_path / "run" / "log.jsonl").read_text().splitlines())
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    assert set(events.Tags()["scalars"]) == set(line) - {"step"}
+    for name in events.Tags()["scalars"]:
+        (event,) = events.Scalars(name)
+        assert event.step == 2
+        assert event.value == pytest.approx(line[name], rel=1e-5, abs=1e-5)
+
+
 def test_tensorboard_that_is_not_installed(recipe, monkeypatch):  # noqa: F811
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(UserError) as caught:
