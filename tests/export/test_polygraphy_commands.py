@@ -14,10 +14,16 @@ import onnx
 import onnx_ir
 import pytest
 
-from lilicorr.export.polygraphy_commands import bisect_commands, record_calls, save_inputs, write_bisection
+from lilicorr.export.backend_parity import compare_graph, golden_runner, round_calls
+from lilicorr.export.budgets import BUDGETS
+from lilicorr.export.polygraphy_commands import bisect_commands, freeze, record_calls, save_inputs, write_bisection
 from lilicorr.export.walk import add_walk_function
+from lilicorr.runtime.bundle import open_bundle
 from lilicorr.runtime.manifest import read_manifest
+from tests.fixtures import TEXT
+from tests.plugins_trt.tools import wheel
 
+RTX = wheel("rtx-1.7.1.116")
 BIN = Path(sys.executable).parent
 needs_graphsurgeon = pytest.mark.skipif(
     importlib.util.find_spec("onnx_graphsurgeon") is None, reason="no onnx-graphsurgeon: pip install onnx-graphsurgeon"
@@ -53,29 +59,41 @@ def test_polygraphy_inspects_and_runs_the_scorer_with_its_function(tiny_bundle, 
     assert "Pass Rate: 100.0" in done.stdout
 
 
-def test_the_commands_name_backend_plugin_shapes_and_tolerance():
-    def commands(backend, plugin=None):
-        graph, inputs, folder = Path("b/scorer.onnx"), Path("in.json"), Path("out dir")
-        shapes = {"hidden": (2, 4, 32), "count": (2,)}
-        return bisect_commands(graph, inputs, folder, shapes=shapes, backend=backend, tolerance=0.01, plugin=plugin)
+@pytest.mark.skipif(RTX is None, reason="no TensorRT-RTX: make tensorrt-wheels")
+def test_polygraphy_converts_the_scorer_with_tensorrt_rtx(tiny_bundle, tmp_path):
+    """The wheel's bindings go by another name than the package that Polygraphy imports."""
+    (tmp_path / "tensorrt_rtx.py").write_text(
+        "from tensorrt_rtx_bindings import *\nfrom tensorrt_rtx_bindings import __version__\n"
+    )
+    sizes = {"candidate_ids": "4,4]", "log_probs": "4,4]", "hidden": "4,32]", "anchor_row": "32]"}
+    shapes = [" ".join(f"{name}:[{lanes},{rest}" for name, rest in sizes.items()) for lanes in (1, 1, 4)]
+    ranges = " ".join(f"--trt-{end}-shapes {shape}" for end, shape in zip(("min", "opt", "max"), shapes, strict=True))
+    settings = f"POLYGRAPHY_USE_TENSORRT_RTX=1 PYTHONPATH={tmp_path}:{RTX}"
+    convert = f"polygraphy convert {tiny_bundle}/scorer.onnx -o s.engine --compute-capabilities 8.9 {ranges}"
+    done = shell(f"{settings} {convert}", tmp_path)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert (tmp_path / "s.engine").stat().st_size > 10_000
 
+
+def commands(backend, plugin=None):
+    files = Path("b/suspect.onnx"), Path("b/golden.onnx"), Path("in.json"), Path("out dir")
+    return bisect_commands(*files, backend=backend, tolerance=0.01, plugin=plugin)
+
+
+def test_the_commands_name_backend_plugin_and_tolerance():
     record, merge, whole, reduce = commands("tensorrt", Path("p.so")).splitlines()
-    assert "run b/scorer.onnx --onnxrt --load-inputs in.json" in record
+    assert "run b/golden.onnx --onnxrt --load-inputs in.json" in record
     assert merge.endswith("-o 'out dir/layer-inputs.json'")
-    assert whole.startswith("if polygraphy run b/scorer.onnx --trt --load-inputs 'out dir/layer-inputs.json' ")
-    assert "--model-input-shapes 'hidden:[2,4,32]' 'count:[2]' " in reduce
+    assert whole.startswith("if polygraphy run b/suspect.onnx --trt --load-inputs 'out dir/layer-inputs.json' ")
+    assert "reduce b/suspect.onnx -o 'out dir/reduced.onnx' " in reduce
     assert "--check polygraphy run polygraphy_debug.onnx --trt " in reduce
-    assert reduce.endswith("--atol 0.01 --rtol 0 --plugins p.so")
+    assert reduce.endswith("--atol 0.01 --rtol 0 --infinities-compare-equal --plugins p.so")
     assert commands("tensorrt-rtx").startswith("export POLYGRAPHY_USE_TENSORRT_RTX=1\n")
 
 
 def test_polygraphy_parses_the_commands_for_tensorrt_and_those_of_the_page(tmp_path):
     """Parsed, not run: `--gen-script` stops before TensorRT is imported."""
-    shapes = {"hidden": (2, 4, 32)}
-    graph, plugin = Path("b/scorer.onnx"), Path("p.so")
-    script = bisect_commands(
-        graph, Path("i"), Path("o"), shapes=shapes, backend="tensorrt", tolerance=0.1, plugin=plugin
-    )
+    script = commands("tensorrt", Path("p.so"))
     whole = re.search(r"^if (.*); then ", script, re.MULTILINE)[1]
     page = (Path(__file__).parents[2] / "docs/polygraphy.md").read_text(encoding="utf-8")
     lines = [whole, *re.findall(r"^polygraphy run .*$", page, re.MULTILINE)]
@@ -140,6 +158,21 @@ def test_where_nothing_differs_the_script_says_so(small, tmp_path):
     done = shell(write_bisection(graph, feeds, tmp_path / "out", backend="onnxruntime", tolerance=1e-6), tmp_path)
     assert done.returncode == 1, done.stdout[-3000:]
     assert "no layer differs" in done.stderr
+
+
+def test_a_frozen_graph_computes_the_same(tiny_bundle, tmp_path):
+    """The target's constants, functions and weight files, whatever form they have."""
+    calls = round_calls(open_bundle(tiny_bundle), TEXT)
+    for graph, feeds in calls.items():
+        shapes = {name: value.shape for name, value in feeds.items()}
+        frozen = freeze(tiny_bundle / f"{graph}.onnx", shapes, tmp_path / f"{graph}.onnx")
+        found = compare_graph(
+            graph, golden_runner(tiny_bundle / frozen.name), golden_runner(frozen), feeds, BUDGETS["fp32"]
+        )
+        assert all(measure.passed for measure in found)
+        left = onnx.load(frozen, load_external_data=False)
+        assert not [node for node in left.graph.node if node.op_type == "Constant"]
+        assert all(d.dim_value for value in left.graph.input for d in value.type.tensor_type.shape.dim)
 
 
 def test_recorded_calls_are_copies_in_the_dtypes_of_the_graph(tiny_bundle):
