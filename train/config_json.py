@@ -56,41 +56,11 @@ def config_from_dict(data: dict[str, Any], source: str = "config.json") -> Draft
         raise UserError(
             f"`{source}`: architecture {architectures} is not a drafter we know, expected one of {[*ARCHITECTURES]}"
         )
-    layers = r.get("num_hidden_layers", int)
-    targets = r.get("num_target_layers", int)
-    ids = r.get("dflash_config.target_layer_ids", list, None)
-    if ids is None and isinstance(layers, int) and isinstance(targets, int):
-        try:
-            ids = default_target_layer_ids(layers, targets)
-        except UserError as error:
-            r.problems.append(f"`dflash_config.target_layer_ids` is missing and cannot be derived: {error}")
-    elif ids is None:
-        r.problems.append("`dflash_config.target_layer_ids` is missing and cannot be derived")
-    elif not ids or any(type(layer) is not int for layer in ids):
-        r.problems.append(f"`dflash_config.target_layer_ids`: expected layer numbers, found {ids!r}")
-    for key in ("input_embedding_scale", "output_multiplier", "final_logit_softcapping"):
-        if r.get(key, float, None) not in (None, 1.0 if key != "final_logit_softcapping" else None):
-            r.problems.append(f"`{key}` = {data[key]!r} is not supported")
-    for key in ("attention_sink_bias", "dflash_config.attention_sink_bias"):
-        if r.get(key, bool, False):
-            r.problems.append(f"`{key}` is not supported")
-    _expect(r, "hidden_act", "silu")
-    layer_types = tuple(r.get("layer_types", list, []))
-    if layer_types and isinstance(layers, int) and len(layer_types) != layers:
-        r.problems.append(f"`layer_types` has {len(layer_types)} entries, expected num_hidden_layers = {layers}")
-    window = r.get("sliding_window", int, None) or r.get("dflash_config.swa_window_size", int, None)
-    if r.get("dflash_config.use_swa", bool, False) and "sliding_attention" not in layer_types:
-        r.problems.append("`dflash_config.use_swa` is true and `layer_types` names no sliding layer")
-    if "sliding_attention" in layer_types and window is None:
-        r.problems.append("`sliding_window` is missing and `layer_types` asks for it")
-    outer, inner = r.get("block_size", int, None), r.get("dflash_config.block_size", int, None)
-    if outer is None and inner is None:
-        r.problems.append("`block_size` is missing")
-    elif outer is not None and inner is not None and outer != inner:
-        r.problems.append(f"`block_size` = {outer!r} and `dflash_config.block_size` = {inner!r} disagree")
+    _refuse_unsupported(r)
+    layer_types, window = _windows(r)
     fields: dict[str, Any] = {
         "hidden_size": r.get("hidden_size", int),
-        "num_hidden_layers": layers,
+        "num_hidden_layers": r.get("num_hidden_layers", int),
         "num_attention_heads": r.get("num_attention_heads", int),
         "num_key_value_heads": r.get("num_key_value_heads", int),
         "head_dim": r.get("head_dim", int),
@@ -99,10 +69,10 @@ def config_from_dict(data: dict[str, Any], source: str = "config.json") -> Draft
         "vocab_size": r.get("vocab_size", int),
         "max_position_embeddings": r.get("max_position_embeddings", int),
         "rope": _rope(r),
-        "block_size": inner if outer is None else outer,
+        "block_size": _block_size(r),
         "mask_token_id": r.get("dflash_config.mask_token_id", int),
-        "target_layer_ids": tuple(ids or ()),
-        "num_target_layers": targets,
+        "target_layer_ids": _target_layer_ids(r),
+        "num_target_layers": r.get("num_target_layers", int),
         "causal": r.get("dflash_config.causal", bool, False),
         "attention_bias": r.get("attention_bias", bool, False),
         "layer_types": layer_types,
@@ -127,11 +97,62 @@ def config_from_dict(data: dict[str, Any], source: str = "config.json") -> Draft
     return DrafterConfig(**fields)
 
 
-def _expect(r: _Reader, key: str, value: str) -> None:
-    """A field that may be absent but, when present, must be what our forward computes."""
-    found = r.get(key, str, value)
-    if found != value:
-        r.problems.append(f"`{key}` = {found!r} is not supported, expected {value!r}")
+def _refuse_unsupported(r: _Reader) -> None:
+    """Fields that may be absent but, when present, must be what our forward computes."""
+    for key, neutral in (("input_embedding_scale", 1.0), ("output_multiplier", 1.0), ("final_logit_softcapping", None)):
+        found = r.get(key, float, None)
+        if found not in (None, neutral):
+            r.problems.append(f"`{key}` = {found!r} is not supported")
+    for key in ("attention_sink_bias", "dflash_config.attention_sink_bias"):
+        if r.get(key, bool, False):
+            r.problems.append(f"`{key}` is not supported")
+    activation = r.get("hidden_act", str, "silu")
+    if activation != "silu":
+        r.problems.append(f"`hidden_act` = {activation!r} is not supported, expected 'silu'")
+
+
+def _target_layer_ids(r: _Reader) -> tuple[int, ...]:
+    """As they are written, or by the published rule."""
+    key = "dflash_config.target_layer_ids"
+    ids = r.get(key, list, None)
+    if ids is not None:
+        if not isinstance(ids, list) or not ids or any(type(layer) is not int for layer in ids):
+            r.problems.append(f"`{key}`: expected layer numbers, found {ids!r}")
+            return ()
+        return tuple(ids)
+    layers, targets = r.peek("num_hidden_layers"), r.peek("num_target_layers")
+    if not (isinstance(layers, int) and isinstance(targets, int)):
+        r.problems.append(f"`{key}` is missing and cannot be derived")
+        return ()
+    try:
+        return default_target_layer_ids(layers, targets)
+    except UserError as error:
+        r.problems.append(f"`{key}` is missing and cannot be derived: {error}")
+        return ()
+
+
+def _windows(r: _Reader) -> tuple[tuple[str, ...], int | None]:
+    """Kind of each layer, and the window of those that slide."""
+    kinds, layers = r.get("layer_types", list, []), r.peek("num_hidden_layers")
+    kinds = tuple(kinds) if isinstance(kinds, list) else ()
+    if kinds and isinstance(layers, int) and len(kinds) != layers:
+        r.problems.append(f"`layer_types` has {len(kinds)} entries, expected num_hidden_layers = {layers}")
+    window = r.get("sliding_window", int, None) or r.get("dflash_config.swa_window_size", int, None)
+    if r.get("dflash_config.use_swa", bool, False) and "sliding_attention" not in kinds:
+        r.problems.append("`dflash_config.use_swa` is true and `layer_types` names no sliding layer")
+    if "sliding_attention" in kinds and window is None:
+        r.problems.append("`sliding_window` is missing and `layer_types` asks for it")
+    return kinds, window
+
+
+def _block_size(r: _Reader) -> int | None:
+    """At the top level, inside `dflash_config`, or in both."""
+    outer, inner = r.get("block_size", int, None), r.get("dflash_config.block_size", int, None)
+    if outer is None and inner is None:
+        r.problems.append("`block_size` is missing")
+    elif outer is not None and inner is not None and outer != inner:
+        r.problems.append(f"`block_size` = {outer!r} and `dflash_config.block_size` = {inner!r} disagree")
+    return inner if outer is None else outer
 
 
 def _multiple(r: _Reader, key: str, divisor: str, zero: Any = None) -> None:

@@ -23,7 +23,7 @@ from lilicorr.train.target import target_features
 
 
 @dataclass(frozen=True)
-class Round:
+class ReplayRound:
     draft_tokens: tuple[int, ...]
     accepted: int  # leading drafts among the tokens committed
     emitted: int  # tokens committed: accepted + 1, or fewer when a stop token or the length limit cut them
@@ -32,7 +32,7 @@ class Round:
 @dataclass(frozen=True)
 class Replay:
     tokens: tuple[int, ...]  # everything after the prompt; the first comes from prefill, not from a round
-    rounds: tuple[Round, ...]
+    rounds: tuple[ReplayRound, ...]
 
     @property
     def acceptance_length(self) -> float:
@@ -81,7 +81,7 @@ def replay(
         committed = [*drafted[:accepted], best[accepted]]
         committed = _until_stop(committed, stop_ids)[: max_new_tokens - (len(text) - len(prompt_ids))]
         text += committed
-        rounds.append(Round(tuple(drafted), min(accepted, len(committed)), len(committed)))
+        rounds.append(ReplayRound(tuple(drafted), min(accepted, len(committed)), len(committed)))
     return Replay(tuple(text[len(prompt_ids) :]), tuple(rounds))
 
 
@@ -110,7 +110,7 @@ def acceptance_on_continuation(
         known = text[anchor + 1 :]
         accepted = _matching(drafted, known)
         emitted = min(accepted + 1, len(known))
-        rounds.append(Round(tuple(drafted), accepted, emitted))
+        rounds.append(ReplayRound(tuple(drafted), accepted, emitted))
         anchor += emitted
     return Replay(tuple(continuation_ids), tuple(rounds))
 

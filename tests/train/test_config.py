@@ -138,6 +138,7 @@ def test_default_layer_rule(target_layers, drafter_layers, ids):
         ({"dflash_config.lilicorr_num_heads": 3}, "`dflash_config.lilicorr_hidden_size` = 16 is not a multiple of"),
         ({"dflash_config.lilicorr_num_heads": 0}, "is not a multiple of"),
         ({"dflash_config.block_size": 8}, "disagree"),
+        ({"layer_types": 3}, "`layer_types`: expected list, found 3"),
         ({"layer_types": ["full_attention"]}, "has 1 entries, expected num_hidden_layers = 2"),
         ({"layer_types": ["sliding_attention"] * 2}, "`sliding_window` is missing"),
         ({"dflash_config.use_swa": True, "dflash_config.swa_window_size": 4}, "names no sliding layer"),
