@@ -27,6 +27,7 @@ def simplify(model: ir.Model) -> None:
     _replace_sequences(model)
     _divide_by_root(model)
     _constant_reshapes(model)
+    common.CommonSubexpressionEliminationPass()(model)  # every layer reshapes its own copy of the rotation's tables
     merge_heads(model)
     merge_rotations(model)
     for step in (

@@ -29,9 +29,9 @@ def _rotated(x: str, y: str, halves: str = "slices") -> str:
 """
 
 
-def _feeds(*names: str, heads: int = 6, table_heads: int = 1) -> dict[str, np.ndarray]:
+def _feeds(*names: str, heads: int = 6, table_heads: int = 1, width: int = 4) -> dict[str, np.ndarray]:
     def normal(h: int) -> np.ndarray:
-        return RNG.standard_normal((2, h, 3, 4)).astype(np.float32)
+        return RNG.standard_normal((2, h, 3, width)).astype(np.float32)
 
     return {name: normal(heads) for name in names} | {"cos": normal(table_heads), "sin": normal(table_heads)}
 
@@ -51,6 +51,19 @@ def test_neighbours_of_one_split_are_rotated_together():
     }}"""
     ops, _ = simplified(text, {}, _feeds("x"), exact=True)
     assert (ops["Split"], ops["Concat"], ops["Mul"], ops["Add"], ops["Neg"]) == (3, 1, 3, 1, 0)
+
+
+def test_layers_that_reshape_the_same_tables_share_the_signed_one():
+    layer = """sin{i} = Unsqueeze (sines, step)
+    cos{i} = Unsqueeze (cosines, step)
+""" + _rotated("INPUT", "y{i}").replace("cos)", "cos{i})").replace("sin)", "sin{i})")
+    layers = "".join(layer.replace("INPUT", f"x{i}").replace("{i}", str(i)) for i in range(3))
+    text = f"""g (float[N,6,T,64] x0, float[N,6,T,64] x1, float[N,6,T,64] x2, float[N,T,64] cosines, float[N,T,64] sines)
+        => (float[N,6,T,64] y0, float[N,6,T,64] y1, float[N,6,T,64] y2) {{ {SLICES.replace("{2}", "{32}")} {layers} }}"""
+    feeds = _feeds("x0", "x1", "x2", width=64)
+    tables = {"cosines": feeds.pop("cos")[:, 0], "sines": feeds.pop("sin")[:, 0]}
+    ops, _ = simplified(text, {}, feeds | tables, exact=True)
+    assert (ops["Mul"], ops["Unsqueeze"]) == (2 * 3 + 1, 2)
 
 
 def test_all_parts_of_a_split_are_rotated_as_its_input():
