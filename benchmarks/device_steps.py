@@ -16,7 +16,7 @@ PACKAGES = {
         "onnx": "onnx>=1.18,<2",
         "onnxruntime": "onnxruntime>=1.20,<2",
         "polygraphy": "polygraphy>=0.53,<1",
-        "cuda.bindings": "cuda-bindings>=12.6,<14",
+        "cuda.bindings": "cuda-bindings>=12.8,<13",
     },
     "install-torch": {
         "torch": "torch>=2.9,<2.14",
@@ -28,7 +28,7 @@ PACKAGES = {
         "onnxscript": "onnxscript>=0.5,<1",
     },
     "install-tensorrt": {"tensorrt": "tensorrt>=10.3,<12"},
-    "install-rtx": {"tensorrt_rtx": "tensorrt-rtx"},
+    "install-rtx": {"tensorrt_rtx": "tensorrt-rtx>=1.4,<2"},
     "install-nvcc": {"cmake": "cmake>=3.22,<5"},
 }
 # the compiler, where CUDA is not installed: it has no module to look for
