@@ -158,8 +158,11 @@ def bench(
             compare_argmax=compare_argmax,
             progress=lambda line: click.echo(line, err=True),
         )
-    report |= {"backend": backend, "threads": threads or default_threads(), "max_new_tokens": max_new_tokens}
-    report["machine"] = diagnose()
+        notes = session.notes
+    report |= {"backend": backend, "notes": notes, "threads": threads or default_threads()}
+    report |= {"max_new_tokens": max_new_tokens, "machine": diagnose()}
+    for note in notes:
+        click.echo(f"note: {note}", err=True)
     if not as_json:
         click.echo(table(report), err=True)
     click.echo(json.dumps(report))

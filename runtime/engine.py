@@ -53,6 +53,10 @@ class Backend(Memory, Protocol):
 
     name: str  # "ort", "tensorrt" or "tensorrt-rtx"
 
+    @property
+    def notes(self) -> Sequence[str]:
+        """What makes it slower here than it should be, as far as it has shown."""
+
     def __enter__(self) -> Backend: ...
 
     def __exit__(

@@ -42,6 +42,7 @@ class OrtBackend(HostMemory, CallTimes):
     """
 
     name = "ort"
+    notes = ()
 
     def __init__(self, bundle: Bundle, threads: int | None = None):
         super().__init__()

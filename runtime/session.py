@@ -65,6 +65,11 @@ class Session:
         return self._backend.name
 
     @property
+    def notes(self) -> list[str]:
+        """What made it slower so far than it should be."""
+        return list(self._backend.notes)
+
+    @property
     def loop(self) -> GreedyLoop:
         """Engines and caches; gone once the session is closed."""
         if self._loop is None:

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -54,6 +54,7 @@ class TrtBackend(DeviceMemory, CallTimes):
         }
         # Calls follow one another on one stream, so one scratch area serves all contexts of all engines.
         self._scratch: Allocation | None = device.allocate(max(e.scratch_bytes for e in self._engines.values()))
+        self.notes: list[str] = []
         self._unread: dict[tuple[str, str], Allocation] = {}
         self._passing: dict[tuple[str, int], TrtContext] = {}
         self._marks: list[tuple[str, Any, Any]] = []  # graph, before, after; of calls that nobody has waited for yet
@@ -85,7 +86,8 @@ class TrtBackend(DeviceMemory, CallTimes):
         )
         call: Call
         if plan.recurs:
-            call = RecurringCall(self.device, self._context(graph, plan.profile, True), plan, capture=self.name != RTX)
+            context = self._context(graph, plan.profile, True)
+            call = RecurringCall(self.device, context, plan, capture=self.name != RTX, refused=self._note(graph))
         else:
             key = (graph, plan.profile)
             if key not in self._passing:
@@ -109,6 +111,9 @@ class TrtBackend(DeviceMemory, CallTimes):
     def _context(self, graph: str, profile: int, recurs: bool) -> TrtContext:
         assert self._scratch is not None
         return self._engines[graph].context(profile, self._scratch.address, self.device.stream, recurs=recurs)
+
+    def _note(self, graph: str) -> Callable[[str], None]:
+        return lambda why: self.notes.append(f"no CUDA graph of {graph}: {why}")
 
     def _discard(self, graph: str, tensor: Tensor) -> int:
         """Memory of its own for an output nobody reads, as large as it may get: its address must never change."""

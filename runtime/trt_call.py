@@ -6,7 +6,9 @@ one bound call, whose plan never changes, and that call's context runs nothing e
 
 from __future__ import annotations
 
-from lilicorr.runtime.cuda_device import CudaDevice, CudaError, Graph
+from collections.abc import Callable
+
+from lilicorr.runtime.cuda_device import CudaDevice, Graph
 from lilicorr.runtime.trt_engine import TrtContext
 from lilicorr.runtime.trt_plan import Plan
 
@@ -31,24 +33,24 @@ class RecurringCall:
     Args:
         context: This call's alone.
         capture: False where the backend captures by itself.
-
-    Attributes:
-        refused: Why CUDA or TensorRT would not capture; the call then stays ordinary.
+        refused: Told why CUDA or TensorRT would not capture; the call then stays ordinary.
     """
 
-    def __init__(self, device: CudaDevice, context: TrtContext, plan: Plan, *, capture: bool):
-        self._device, self._context, self._capture = device, context, capture
+    def __init__(
+        self, device: CudaDevice, context: TrtContext, plan: Plan, *, capture: bool, refused: Callable[[str], None]
+    ):
+        self._device, self._context, self._capture, self._refused = device, context, capture, refused
         self._settled = False
         self._graph: Graph | None = None
-        self.refused: str | None = None
         context.set(plan)
 
     def __call__(self) -> None:
-        if self._settled and self._capture and self._graph is None and self.refused is None:
+        if self._settled and self._capture:
+            self._capture = False
             try:
                 self._graph = self._device.capture(self._enqueue)
-            except (CudaError, RuntimeError) as error:
-                self.refused = str(error)
+            except RuntimeError as error:  # CudaError, or TensorRT's refusal to enqueue
+                self._refused(str(error))
         (self._graph or self._enqueue)()
         self._settled = True
 

@@ -80,6 +80,7 @@ class FakeBackend(HostMemory, CallTimes):
     """`accuracy` in percent: how often the head's walk, and half as often the first candidate, is right per slot."""
 
     name = "fake"
+    notes = ("it is a fake",)
 
     def __init__(self, accuracy: int = 70):
         super().__init__()

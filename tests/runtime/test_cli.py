@@ -92,6 +92,8 @@ def test_bench_prints_a_table_and_one_json_line(tmp_path: Path) -> None:
     report = json.loads(result.stdout)  # nothing else on stdout
     assert report["lossless"]["different"] == 0
     assert report["threads"] >= 1
+    assert (report["backend"], report["notes"]) == ("fake", ["it is a fake"])
+    assert "note: it is a fake" in result.stderr
     assert "same text as plain" in result.stderr
     only = run("bench", "b", "--prompts", str(path), "--max-new-tokens", "20", "--limit", "1", "--json")
     assert json.loads(only.stdout)["prompts"] == 1

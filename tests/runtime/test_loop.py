@@ -71,6 +71,14 @@ def test_better_drafts_take_fewer_rounds() -> None:
     assert rounds[1] < rounds[2]  # the head beats the first candidate
 
 
+def test_without_the_head_the_first_candidate_is_drafted() -> None:
+    ids = next(ids for seed in range(50) if STOP not in plain_answer(ids := prompt(seed, 9), 60))
+    loop, _, _ = make(200)  # the first candidate is always right
+    assert len(Run(loop, [ids], 60, use_head=False).rounds) - 1 == 12
+    loop, _, _ = make(100)  # half the time
+    assert len(Run(loop, [ids], 60, use_head=False).rounds) - 1 > 12
+
+
 def test_ragged_batch_equals_single() -> None:
     loop, steps, _ = make()
     for seed in range(8):
