@@ -86,7 +86,7 @@ class CudaDevice:
         address = int(self._call("cuMemAlloc", max(1, size)))
         self._live.add(address)
         self._call("cuMemsetD8Async", address, 0, max(1, size), self._stream)
-        return Allocation(self, address)
+        return Allocation(self, address, size)
 
     def free(self, address: int) -> None:
         """Free once all that was queued is done; after `close` nothing is left to free."""
@@ -204,8 +204,8 @@ class CudaDevice:
 class Allocation:
     """Device memory, freed with this object."""
 
-    def __init__(self, device: CudaDevice, address: int):
-        self._device, self.address = device, address
+    def __init__(self, device: CudaDevice, address: int, size: int):
+        self._device, self.address, self.size = device, address, size
 
     def __del__(self) -> None:
         self._device.free(self.address)

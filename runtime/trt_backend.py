@@ -16,13 +16,12 @@ from lilicorr.runtime.call_times import CallTimes
 from lilicorr.runtime.cuda_device import Allocation, CudaDevice
 from lilicorr.runtime.device_array import DeviceArray
 from lilicorr.runtime.device_memory import DeviceMemory
-from lilicorr.runtime.dtypes import ITEMSIZE
 from lilicorr.runtime.engine import Call
 from lilicorr.runtime.engine_set import EngineSet, rebuild_command
 from lilicorr.runtime.manifest import Tensor
 from lilicorr.runtime.trt_call import PassingCall, RecurringCall
 from lilicorr.runtime.trt_engine import RTX, TrtContext, TrtEngine, TrtRuntime
-from lilicorr.runtime.trt_plan import largest_bytes, plan_call
+from lilicorr.runtime.trt_plan import plan_call
 
 SMALLEST_BUCKET = 256
 
@@ -74,13 +73,19 @@ class TrtBackend(DeviceMemory, CallTimes):
         return min(limit, max(SMALLEST_BUCKET, 1 << max(0, rows - 1).bit_length()))
 
     def bind(self, graph: str, inputs: Mapping[str, DeviceArray], outputs: Mapping[str, DeviceArray]) -> Call:
+        unread: list[Allocation] = []
+
+        def discard(tensor: Tensor, size: int) -> int:
+            unread.append(self._discard(graph, tensor, size))
+            return unread[-1].address
+
         plan = plan_call(
             graph,
             self._manifest.components[graph],
             self._described[graph],
             inputs,
             outputs,
-            unread=lambda tensor: self._discard(graph, tensor),
+            unread=discard,
             rebuild=self._rebuild,
             alignment=self.alignment,
         )
@@ -93,7 +98,7 @@ class TrtBackend(DeviceMemory, CallTimes):
             if key not in self._passing:
                 self._passing[key] = self._context(*key, False)
             call = PassingCall(self.device, self._passing[key], plan)
-        return _TimedCall(self, graph, call, (dict(inputs), dict(outputs)))
+        return _TimedCall(self, graph, call, (dict(inputs), dict(outputs), unread))
 
     def download(self, *buffers: DeviceArray) -> list[np.ndarray]:
         arrays = super().download(*buffers)
@@ -115,13 +120,12 @@ class TrtBackend(DeviceMemory, CallTimes):
     def _note(self, graph: str) -> Callable[[str], None]:
         return lambda why: self.notes.append(f"no CUDA graph of {graph}: {why}")
 
-    def _discard(self, graph: str, tensor: Tensor) -> int:
-        """Memory of its own for an output nobody reads, as large as it may get: its address must never change."""
-        key = (graph, tensor.name)
-        if key not in self._unread:
-            limits, block = self._manifest.limits, self._manifest.drafter.block_size
-            self._unread[key] = self.device.allocate(largest_bytes(tensor, limits, block, ITEMSIZE[tensor.dtype]))
-        return self._unread[key].address
+    def _discard(self, graph: str, tensor: Tensor, size: int) -> Allocation:
+        """Memory for an output nobody reads, shared by the calls of its graph; one call that needs more gets more."""
+        have = self._unread.get((graph, tensor.name))
+        if have is None or have.size < size:
+            have = self._unread[graph, tensor.name] = self.device.allocate(size)
+        return have
 
 
 class _TimedCall:

@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from lilicorr.runtime.device_array import DeviceArray
+from lilicorr.runtime.dtypes import ITEMSIZE
 from lilicorr.runtime.engine_set import Engine
 from lilicorr.runtime.engine_shapes import profile_for
-from lilicorr.runtime.manifest import Component, Limits, Tensor
+from lilicorr.runtime.manifest import Component, Tensor
 
 PREFILL = "prefill"  # the profile of calls that hardly recur: their width is what is left of a prompt
 
@@ -34,7 +35,7 @@ def plan_call(
     inputs: Mapping[str, DeviceArray],
     outputs: Mapping[str, DeviceArray],
     *,
-    unread: Callable[[Tensor], int],
+    unread: Callable[[Tensor, int], int],
     rebuild: str,
     alignment: int,
 ) -> Plan:
@@ -42,7 +43,8 @@ def plan_call(
 
     Args:
         outputs: Those that are read; an engine writes the others all the same.
-        unread: Where an output that nobody reads goes. Tensors must not share memory, for a later layer may read one.
+        unread: Tensor, bytes -> address where an output that nobody reads goes. No two may share memory, for a later layer may
+            read one.
         rebuild: The command that builds the engines again, for the hint.
         alignment: Of addresses, in bytes.
 
@@ -64,15 +66,11 @@ def plan_call(
     dynamic = {key: shape for key, shape in shapes.items() if key in engine.profiles[0].shapes}
     profile = profile_for(name, engine, dynamic, rebuild)
     addresses = {tensor_name: array.address for tensor_name, array in (*inputs.items(), *outputs.items())}
-    addresses |= {tensor.name: unread(tensor) for tensor in component.outputs if tensor.name not in outputs}
+    for tensor in component.outputs:
+        if tensor.name not in outputs:
+            sizes = (symbols[size] if isinstance(size, str) else size for size in tensor.shape)
+            addresses[tensor.name] = unread(tensor, math.prod(sizes) * ITEMSIZE[tensor.dtype])
     return Plan(profile, engine.profiles[profile].name != PREFILL, shapes, addresses)
-
-
-def largest_bytes(tensor: Tensor, limits: Limits, block_size: int, itemsize: int) -> int:
-    """Size of an output at the largest shapes the bundle allows."""
-    width = max(limits.prefill_chunk, block_size)
-    sizes = {"N": limits.max_batch, "T": width, "M": width, "C": limits.max_context}
-    return math.prod(sizes[size] if isinstance(size, str) else size for size in tensor.shape) * itemsize
 
 
 def _problem(tensor: Tensor, array: DeviceArray, symbols: dict[str, int], alignment: int) -> str | None:

@@ -11,12 +11,13 @@ from lilicorr.runtime.device_array import DeviceArray, dense_strides
 from lilicorr.runtime.dtypes import ITEMSIZE
 from lilicorr.runtime.engine_set import Engine
 from lilicorr.runtime.errors import EXIT_ENGINE, UserError
-from lilicorr.runtime.manifest import Limits, Tensor
-from lilicorr.runtime.trt_plan import Plan, largest_bytes, plan_call
+from lilicorr.runtime.manifest import Tensor
+from lilicorr.runtime.trt_plan import Plan, plan_call
 from tests.runtime.fakes import VOCAB, tiny_manifest
 
 MANIFEST = tiny_manifest()
 SIZES = {"N": 2, "T": 5, "C": 64}
+UNREAD = {("logits", 2 * 5 * VOCAB * 4): 1 << 30}
 
 
 def arrays(tensors: tuple[Tensor, ...], sizes: dict[str, int]) -> dict[str, DeviceArray]:
@@ -38,7 +39,14 @@ def plan(sizes: dict[str, int] = SIZES, *, without: tuple[str, ...] = (), **chan
     engine = Engine("target.engine", "", 0, profiles_for(MANIFEST, "target"), {})
     inputs = {name: array for name, array in inputs.items() if name not in without}
     return plan_call(
-        "target", component, engine, inputs, outputs, unread=lambda t: 1 << 30, rebuild="REBUILD", alignment=256
+        "target",
+        component,
+        engine,
+        inputs,
+        outputs,
+        unread=lambda tensor, size: UNREAD[tensor.name, size],
+        rebuild="REBUILD",
+        alignment=256,
     )
 
 
@@ -93,9 +101,3 @@ def test_a_wrong_buffer_is_a_defect(changed: dict[str, Any], said: str) -> None:
 def test_a_missing_input_is_a_defect() -> None:
     with pytest.raises(ValueError, match=r"\['lengths'\] missing or unknown"):
         plan(without=("lengths",))
-
-
-def test_an_unread_output_gets_room_for_the_largest_call() -> None:
-    logits = Tensor("logits", "float32", ("N", "T", VOCAB))
-    assert largest_bytes(logits, Limits(200, 4, 16), 5, 4) == 4 * 16 * VOCAB * 4
-    assert largest_bytes(logits, Limits(200, 4, 2), 5, 4) == 4 * 5 * VOCAB * 4
