@@ -118,7 +118,12 @@ class TrtBackend(DeviceMemory, CallTimes):
         return self._engines[graph].context(profile, self._scratch.address, self.device.stream, recurs=recurs)
 
     def _note(self, graph: str) -> Callable[[str], None]:
-        return lambda why: self.notes.append(f"no CUDA graph of {graph}: {why}")
+        def note(why: str) -> None:
+            line = f"no CUDA graph of {graph}: {why}"
+            if line not in self.notes:  # every shape of the graph is refused alike
+                self.notes.append(line)
+
+        return note
 
     def _discard(self, graph: str, tensor: Tensor, size: int) -> Allocation:
         """Memory for an output nobody reads, shared by the calls of its graph; one call that needs more gets more."""
