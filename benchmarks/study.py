@@ -97,7 +97,9 @@ def start(checkpoint: str, block_size: int) -> None:
     from lilicorr.train.drafter import Drafter
 
     source = read_drafter(checkpoint)
-    backbone = Drafter(dataclasses.replace(source.config, head=None, block_size=block_size)).to(next(source.parameters()).dtype)
+    backbone = Drafter(dataclasses.replace(source.config, head=None, block_size=block_size)).to(
+        next(source.parameters()).dtype
+    )
     names = backbone.state_dict().keys()
     backbone.load_state_dict({name: t for name, t in source.state_dict().items() if name in names})
     write_drafter(backbone, ROOT / "start")
@@ -148,21 +150,53 @@ def evaluate(prompts: tuple[Path, ...], max_new_tokens: int, limit: int, tempera
 
 
 @study.command()
-@click.argument("greedy", nargs=-1, type=click.Path(exists=True, path_type=Path))
+@click.argument("greedy", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
 @click.option("--t1", multiple=True, type=click.Path(exists=True, path_type=Path), help="Results at temperature 1.")
 def report(greedy: tuple[Path, ...], t1: tuple[Path, ...]) -> None:
-    """docs/study.json: the mean of the seeds, per method and set."""
-    table = {"greedy": _means(greedy), "t1": _means(t1)}
+    """docs/study.json and docs/study.png: the mean of the seeds, per method and set; the tables in Markdown."""
+    from lilicorr.train.picture import draw
+
+    means = {"greedy": seed_means(greedy), "t1": seed_means(t1)}
+    draw(means["greedy"], Path("docs/study.png"))
+    table: dict[str, dict[str, dict[str, float]]] = {}
+    for name, results in means.items():
+        table[name] = defaultdict(dict)
+        for result in results:
+            table[name][result["checkpoint"]][result["prompts"]] = round(result["acceptance_length"], 4)
+        click.echo(f"\n{name}\n\n{markdown(table[name])}")
     Path("docs/study.json").write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
 
 
-def _means(files: Sequence[Path]) -> dict[str, dict[str, float]]:
-    values: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+def seed_means(files: Sequence[Path]) -> list[dict[str, Any]]:
+    """Results of `evaluate` with the method's name for a checkpoint and the mean over its seeds for every number."""
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     for result in (r for file in files for r in json.loads(file.read_text(encoding="utf-8"))):
-        method = Path(result["checkpoint"]).parent.name.rpartition("-")[0]
-        values[method][Path(result["prompts"]).stem].append(result["acceptance_length"])
-    means: dict[str, Any] = {m: {name: round(fmean(v), 4) for name, v in sets.items()} for m, sets in values.items()}
-    return means
+        groups[Path(result["checkpoint"]).parent.name.rpartition("-")[0], result["prompts"]].append(result)
+    return [
+        {
+            "checkpoint": method,
+            "prompts": prompts,
+            "temperature": results[0]["temperature"],
+            "acceptance_length": fmean(r["acceptance_length"] for r in results),
+            "slot_acceptance": [fmean(slot) for slot in zip(*(r["slot_acceptance"] for r in results), strict=False)],
+        }
+        for (method, prompts), results in sorted(groups.items(), key=lambda item: [*METHODS].index(item[0][0]))
+    ]
+
+
+def markdown(table: dict[str, dict[str, float]]) -> str:
+    """One row per set, one column per method, and the mean; ratios to `dflash` in brackets."""
+    methods = [*table]
+    sets = [*dict.fromkeys(name for values in table.values() for name in values)]
+    rows = {name: [table[m][name] for m in methods] for name in sets}
+    rows["mean"] = [fmean(table[m].values()) for m in methods]
+    base = methods.index("dflash") if "dflash" in methods else 0
+    lines = [f"| | {' | '.join(methods)} |", "|---" * (len(methods) + 1) + "|"]
+    lines += [
+        f"| {name} | {' | '.join(f'{v:.3f} ({v / values[base]:.3f})' for v in values)} |"
+        for name, values in rows.items()
+    ]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
