@@ -6,6 +6,7 @@ import re
 
 from lilicorr.export.options import ELEMENT_BYTES
 from lilicorr.runtime.errors import UserError
+from lilicorr.runtime.manifest import Quantisation
 
 BOARDS = {
     "7.2": "Xavier",
@@ -20,6 +21,8 @@ BOARDS = {
 FIRST = {"bf16": (8, 0), "fp8": (8, 9), "nvfp4": (10, 0)}
 # TensorRT-RTX 1.7.1 on 7.5: "FP32 GEMM is not supported"
 RTX_FIRST = {"fp32": (8, 0)}
+# bits of weights -> the only block sizes that TensorRT's documentation names for them; TensorRT-RTX 1.7.1 also compiles 32
+TENSORRT_BLOCKS = {4: (64, 128)}
 ENGINE_PRECISIONS = (*ELEMENT_BYTES, "fp8", "nvfp4")
 
 
@@ -67,6 +70,23 @@ def require_precision(backend: str, asked: str, bundle: str, capabilities: tuple
         raise UserError(
             f"the bundle's graphs are {bundle}, {asked} was asked; an engine has the precision of its graph",
             hint=f"lilicorr-export build … --precision {asked}",
+        )
+
+
+def require_blocks(backend: str, quantisation: Quantisation | None) -> None:
+    """Refuse integer weights whose blocks TensorRT does not read.
+
+    Raises:
+        UserError: names the block and those that can be had.
+    """
+    if quantisation is None or backend != "tensorrt":
+        return
+    allowed = TENSORRT_BLOCKS.get(quantisation.bits, (quantisation.block,))
+    if quantisation.block not in allowed:
+        raise UserError(
+            f"the bundle's int{quantisation.bits} weights have blocks of {quantisation.block}, "
+            f"TensorRT reads {' and '.join(map(str, allowed))}",
+            hint=f"lilicorr-export build … --weights int{quantisation.bits} --weights-block {allowed[0]}",
         )
 
 

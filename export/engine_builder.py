@@ -136,7 +136,8 @@ def _require_read_back(trt: Any, network: Any, job: Job) -> None:
     """What TensorRT understood: softmax and top-k in fp32, products with weights in the asked precision, nothing dropped."""
     wanted = {"fp32": trt.DataType.FLOAT, "fp16": trt.DataType.HALF, "bf16": trt.DataType.BF16}[job.precision]
     fp32_layers = (trt.LayerType.SOFTMAX, trt.LayerType.TOPK)
-    passing = (trt.LayerType.SHUFFLE, trt.LayerType.IDENTITY)  # the parser reshapes a weight to broadcast it
+    # The parser reshapes a weight to broadcast it; integers are dequantised to what the product reads.
+    passing = (trt.LayerType.SHUFFLE, trt.LayerType.IDENTITY, trt.LayerType.DEQUANTIZE)
     weights, problems = set(), []
     for index in range(network.num_layers):
         layer = network.get_layer(index)

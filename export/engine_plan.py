@@ -15,7 +15,7 @@ from typing import Any
 
 import onnx
 
-from lilicorr.export.device_rules import require_precision
+from lilicorr.export.device_rules import require_blocks, require_precision
 from lilicorr.export.engine_cache import facts, reason_to_build
 from lilicorr.export.engine_memory import estimate_bytes
 from lilicorr.export.engine_profiles import profiles_for
@@ -56,6 +56,7 @@ def capabilities_for(bundle: Bundle, options: EngineOptions, trt: Any) -> tuple[
     capabilities = _asked_or_present(options)
     precision = bundle.manifest.precision
     require_precision(options.backend, options.precision or precision, precision, capabilities)
+    require_blocks(options.backend, bundle.manifest.target.quantisation)
     if options.backend == "tensorrt-rtx":
         for capability in capabilities:
             compute_capability_member(trt, capability)

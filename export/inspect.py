@@ -12,7 +12,7 @@ from lilicorr.export.report import COLUMNS, JSON_NAME
 from lilicorr.export.tables import human_bytes, table
 from lilicorr.runtime.bundle import open_bundle
 from lilicorr.runtime.errors import UserError
-from lilicorr.runtime.manifest import Manifest
+from lilicorr.runtime.manifest import Manifest, Quantisation
 
 
 def inspect_bundle(folder: Path) -> dict[str, Any]:
@@ -41,6 +41,7 @@ def render(folder: Path) -> str:
         ("block", f"{drafter.block_size} of {drafter.trained_block_size} trained, {drafter.candidate_topk} candidates"),
         ("head", head),
         ("precision", manifest.precision),
+        ("weights", _weights(target.quantisation)),
         ("attention", manifest.attention),
         ("limits", f"context {limits.max_context}, batch {limits.max_batch}, prefill chunk {limits.prefill_chunk}"),
         ("stop tokens", ", ".join(map(str, target.stop_token_ids)) or "none"),
@@ -60,6 +61,13 @@ def render(folder: Path) -> str:
         _parity_text(folder),
     ]
     return "\n\n".join(parts)
+
+
+def _weights(quantisation: Quantisation | None) -> str:
+    if quantisation is None:
+        return "floats"
+    kind = f"int{quantisation.bits} in blocks of {quantisation.block}"
+    return f"{kind} ({quantisation.source}) in the layers of the target, floats elsewhere"
 
 
 def _users(manifest: Manifest) -> dict[str, tuple[str, ...]]:

@@ -16,8 +16,9 @@ from typing import Any
 from lilicorr.export.budgets import BUDGETS
 from lilicorr.export.describe import describe, source_folders
 from lilicorr.export.options import BuildOptions
-from lilicorr.export.pair import check_pair
+from lilicorr.export.pair import Pair, check_pair
 from lilicorr.export.progress import Progress
+from lilicorr.export.quantised_config import OURS
 from lilicorr.export.quiet import quiet_libraries
 from lilicorr.export.report import write_report
 from lilicorr.runtime.bundle import Bundle, file_sha256, open_bundle
@@ -52,7 +53,7 @@ def check_bundle(folder: Path, options: CheckOptions, progress: Progress) -> dic
     with progress.phase("verify the bundle"):
         bundle = open_bundle(folder)
         target, drafter = _sources(bundle, options)
-        _require_same_models(bundle, target, drafter)
+        pair = _require_same_models(bundle, target, drafter)
         prompts = read_prompts(options.prompts, options.limit)
     budget = BUDGETS.get(bundle.manifest.precision)
     if budget is None:
@@ -65,22 +66,25 @@ def check_bundle(folder: Path, options: CheckOptions, progress: Progress) -> dic
 
         from lilicorr.export.graph_runner import GraphRunner
         from lilicorr.export.polygraphy_commands import BISECT_NAME, Feeds, record_calls, write_bisection
+        from lilicorr.export.quantised_target import load_with_integers
         from lilicorr.export.reference import Reference
         from lilicorr.export.rung_loop import LoopComparison
         from lilicorr.export.rung_tensors import TensorRungs, observe
         from lilicorr.export.verdict import details, failing_graphs, measures
+        from lilicorr.runtime.contract import FLOATS
         from lilicorr.runtime.ort import OrtBackend
         from lilicorr.train.checkpoint import read_drafter
         from lilicorr.train.generate import greedy_batch
-        from lilicorr.train.target import load_target
 
         quiet_libraries()
         if options.threads is not None:
             torch.set_num_threads(options.threads)
         manifest = bundle.manifest
-        reference = Reference(load_target(target), read_drafter(drafter).float(), manifest.drafter.block_size)
-        backend = OrtBackend(bundle, options.threads)
-    with backend:
+        model, _ = load_with_integers(
+            pair.target, manifest.target.quantisation, getattr(torch, FLOATS[manifest.precision])
+        )
+        reference = Reference(model, read_drafter(drafter).float(), manifest.drafter.block_size)
+    with OrtBackend(bundle, options.threads) as backend:
         with progress.phase("answer the prompts in PyTorch"):
             encoded = [(prompt.id, ids) for prompt, ids in zip(prompts, _encode(bundle, prompts), strict=True)]
             stops = frozenset(manifest.target.stop_token_ids)
@@ -138,11 +142,14 @@ def _sources(bundle: Bundle, options: CheckOptions) -> tuple[Path, Path]:
     return options.target or target, options.drafter or drafter
 
 
-def _require_same_models(bundle: Bundle, target: Path, drafter: Path) -> None:
-    """Refuse models that are not the ones the manifest describes."""
+def _require_same_models(bundle: Bundle, target: Path, drafter: Path) -> Pair:
+    """Read the two folders; refuse models that are not the ones the manifest describes."""
     manifest = bundle.manifest
     pair = check_pair(target, drafter, block_size=manifest.drafter.block_size)
-    given = describe(pair, BuildOptions(precision=manifest.precision))
+    integers, options = manifest.target.quantisation, BuildOptions(precision=manifest.precision)
+    if integers is not None and integers.source == OURS:
+        options = dataclasses.replace(options, weights=f"int{integers.bits}", weights_block=integers.block)
+    given = describe(pair, options)
     problems = []
     for part in ("target", "drafter", "head"):
         ours, theirs = getattr(manifest, part), getattr(given, part)
@@ -160,6 +167,7 @@ def _require_same_models(bundle: Bundle, target: Path, drafter: Path) -> None:
             f"`{bundle.folder}` was not made from `{target}` and `{drafter}`:\n  " + "\n  ".join(problems),
             hint="give the folders the bundle was built from, or build it again",
         )
+    return pair
 
 
 def _encode(bundle: Bundle, prompts: Sequence[Prompt]) -> list[list[int]]:

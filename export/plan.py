@@ -8,6 +8,7 @@ from typing import Any
 from lilicorr.export.describe import describe
 from lilicorr.export.options import ELEMENT_BYTES, BuildOptions
 from lilicorr.export.pair import Pair
+from lilicorr.export.quantised_config import count_values
 from lilicorr.export.tables import human_bytes, table
 from lilicorr.runtime.contract import NATIVE, expected_interfaces, native_rows
 from lilicorr.runtime.manifest import Cache, Limits, Tensor
@@ -44,11 +45,17 @@ def make_plan(pair: Pair, options: BuildOptions) -> Plan:
     manifest = describe(pair, options)
     graphs = expected_interfaces(manifest)
     counts = _weight_counts(pair)
+    quantisation = manifest.target.quantisation
+    integers = {} if quantisation is None else count_values(pair.target.stored, pair.target.headers)
+    values = sum(integers.values())
+    counts["target"] -= sum(pair.target.headers[name].numel for name in integers)
     head = pair.drafter.config.lilicorr
     layers = {"target": pair.target.layers, "drafter": pair.drafter.config.num_hidden_layers}
     layers["scorer"] = head.num_layers if head else 0
     files = {f"{name}.onnx": GRAPH_BYTES + LAYER_BYTES * layers[name] for name in graphs}
     files |= {f"weights/{name}.bin": count * element for name, count in counts.items() if count}
+    if quantisation is not None:
+        files["weights/target.bin"] += values * quantisation.bits // 8 + values // quantisation.block * element
     files["tokenizer.json"] = pair.target.tokenizer.stat().st_size
     if pair.target.chat_template is not None:
         files["chat_template.jinja"] = len(pair.target.chat_template.encode())
@@ -64,7 +71,7 @@ def make_plan(pair: Pair, options: BuildOptions) -> Plan:
         cache_bytes={
             name: _cache_bytes(cache, rows * manifest.limits.max_batch, element) for name, cache in caches.items()
         },
-        peak_memory_bytes=int(PEAK_FACTOR * 4 * sum(counts.values())),
+        peak_memory_bytes=int(PEAK_FACTOR * 4 * (sum(counts.values()) + values)),
         warnings=pair.warnings,
     )
 

@@ -32,7 +32,7 @@ ISLANDS = {
     "ArgMax": "choice",
     "GreedyWalk": "choice",
 }
-WEIGHT_OPERATORS = frozenset({"MatMul", "Gemm", "Gather", "Conv"})
+WEIGHT_OPERATORS = frozenset({"MatMul", "Gemm", "Gather", "Conv", "DequantizeLinear"})
 TYPES = {"fp32": TensorProto.FLOAT, "fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
 NAMES = {value: name for name, value in TYPES.items()} | {TensorProto.DOUBLE: "fp64"}
 

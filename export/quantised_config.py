@@ -15,14 +15,15 @@ from lilicorr.runtime.errors import UserError
 from lilicorr.runtime.manifest import Quantisation
 
 OURS = "round-to-nearest"
-FORMATS = ("gptq", "awq", "compressed-tensors")
+PACKED = {"gptq": "qweight", "awq": "qweight", "compressed-tensors": "weight_packed"}
+"""Pre-quantised format -> the tensor that says that a layer is quantised, of 32-bit words."""
 
 
 @dataclass(frozen=True)
 class Stored:
     """How the integers of a pre-quantised folder are packed."""
 
-    source: str  # one of FORMATS
+    source: str  # one of PACKED
     bits: int  # of a packed value, 4 or 8
     block: int
     symmetric: bool
@@ -38,15 +39,15 @@ def stored_integers(config: Mapping[str, Any], where: str) -> Stored | None:
     """What `quantization_config` of a config.json says; None where there is none.
 
     Raises:
-        UserError: a format that is not in FORMATS, or a variant of one that cannot be carried over integer by integer.
+        UserError: a format that is not in PACKED, or a variant of one that cannot be carried over integer by integer.
     """
     settings = config.get("quantization_config")
     if settings is None:
         return None
     method = settings.get("quant_method") if isinstance(settings, dict) else settings
-    if not isinstance(method, str) or method not in FORMATS:
+    if not isinstance(method, str) or method not in PACKED:
         raise UserError(
-            f"`{where}` is quantised by {method!r}; the formats that can be read are {', '.join(FORMATS)}",
+            f"`{where}` is quantised by {method!r}; the formats that can be read are {', '.join(PACKED)}",
             hint="take the unquantised model and --weights int4, or one in these formats",
         )
     stored = {"gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed_tensors}[method](settings, where)
@@ -89,6 +90,16 @@ def linear_widths(headers: Mapping[str, TensorHeader]) -> dict[str, int]:
         for name, header in headers.items()
         if ".layers." in name and name.endswith(".weight") and len(header.shape) == 2
     }
+
+
+def count_values(stored: Stored | None, headers: Mapping[str, TensorHeader]) -> dict[str, int]:
+    """Tensors of a folder that a quantised graph holds as integers, or not at all -> how many integers each becomes."""
+    if stored is None:
+        return {name: headers[name].numel for name in linear_widths(headers)}
+    words = "." + PACKED[stored.source]
+    layers = {name.removesuffix(words) for name in headers if name.endswith(words)}
+    parts = {name for name in headers if name.rpartition(".")[0] in layers and not name.endswith(".bias")}
+    return {name: headers[name].numel * 32 // stored.bits if name.endswith(words) else 0 for name in parts}
 
 
 def _require_divisible(options: BuildOptions, widths: Mapping[str, int]) -> None:

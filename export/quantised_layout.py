@@ -28,8 +28,6 @@ from lilicorr.runtime.errors import UserError
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 _AGAIN = "its config.json and its weights do not belong together: download the whole folder again"
-PACKED = {"gptq": "qweight", "awq": "qweight", "compressed-tensors": "weight_packed"}
-"""The tensor that says that a layer is quantised."""
 
 
 def block_weight(layer: str, tensors: Mapping[str, Tensor], stored: Stored, dtype: torch.dtype) -> BlockWeight:

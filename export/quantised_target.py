@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from lilicorr.export.block_weights import BlockWeight, round_to_nearest
-from lilicorr.export.quantised_config import Stored
-from lilicorr.export.quantised_layout import PACKED, block_weight
+from lilicorr.export.quantised_config import PACKED, Stored
+from lilicorr.export.quantised_layout import block_weight
 from lilicorr.export.source import TargetFolder
 from lilicorr.runtime.errors import UserError
 from lilicorr.runtime.manifest import Quantisation

@@ -109,6 +109,10 @@ def _open_session(bundle: Bundle, name: str, component: Component, threads: int)
     options.log_severity_level = 3
     # The three sessions take turns: threads of one that spin after its run would steal the cores of the next.
     options.add_session_config_entry("session.force_spinning_stop", "1")
+    # Integer weights become the floats they stand for, once. Left to itself ONNX Runtime fuses them to MatMulNBits, which is faster
+    # but rounds activations to 8 bits: that turns the last bit, in which a block and a single step differ, into other tokens (one
+    # answer in three of SmolLM2-135M, int4). With float activations the same operator is slower than floats.
+    options.add_session_config_entry("session.disable_quant_qdq", "1")
     try:
         session = ort.InferenceSession(bundle.path(component.file), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime raises a dozen unrelated classes for a graph that it cannot load

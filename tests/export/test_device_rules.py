@@ -2,8 +2,9 @@
 
 import pytest
 
-from lilicorr.export.device_rules import parse_capabilities, require_precision
+from lilicorr.export.device_rules import parse_capabilities, require_blocks, require_precision
 from lilicorr.runtime.errors import UserError
+from lilicorr.runtime.manifest import Quantisation
 
 
 def test_capabilities_are_sorted_numbers():
@@ -55,3 +56,13 @@ def test_what_does_not_is_refused_with_the_reason(backend, asked, capability, re
 def test_one_device_of_a_list_is_enough_to_refuse():
     with pytest.raises(UserError, match="7\\.5"):
         require_precision("tensorrt-rtx", "bf16", "bf16", ("7.5", "8.9"))
+
+
+def test_blocks_of_integers_that_tensorrt_does_not_read():
+    require_blocks("tensorrt", None)
+    require_blocks("tensorrt", Quantisation(4, 64, "gptq"))
+    require_blocks("tensorrt", Quantisation(8, 32, "gptq"))
+    require_blocks("tensorrt-rtx", Quantisation(4, 32, "gptq"))
+    with pytest.raises(UserError, match="int4 weights have blocks of 32, TensorRT reads 64 and 128") as caught:
+        require_blocks("tensorrt", Quantisation(4, 32, "gptq"))
+    assert "--weights-block 64" in caught.value.hint

@@ -22,7 +22,7 @@ from lilicorr.runtime.manifest import Quantisation
 from tests.export.onnx_run import empty_caches, run
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
-FLOAT_ACTIVATIONS = {"session.qdq_matmulnbits_accuracy_level": "1"}
+AS_SERVED = {"session.disable_quant_qdq": "1"}
 
 
 @pytest.fixture(scope="module", params=[("fp32", 4), ("fp16", 8)], ids=lambda p: f"{p[0]}-int{p[1]}")
@@ -65,7 +65,7 @@ def test_the_graph_computes_what_pytorch_does_with_the_dequantised_weights(trace
     precision, _, path, model = traced
     tokens = np.array([[5, 9, 14, 21]], np.int32)
     caches = empty_caches(4, 1, 2, 8, 8, np.float32 if precision == "fp32" else np.float16)
-    found = run(path, {"tokens": tokens, "lengths": np.zeros(1, np.int32), **caches}, FLOAT_ACTIVATIONS)["logits"]
+    found = run(path, {"tokens": tokens, "lengths": np.zeros(1, np.int32), **caches}, AS_SERVED)["logits"]
     wanted = model.float()(torch.from_numpy(tokens).long()).logits.detach().numpy()
     np.testing.assert_allclose(found, wanted, atol=1e-3 if precision == "fp32" else 0.2)
 
@@ -87,8 +87,10 @@ def one_product(weight: BlockWeight, *, dequantised_too: bool = False) -> ir.Mod
     return model
 
 
-def session(model: ir.Model, optimised=None) -> ort.InferenceSession:
+def session(model: ir.Model, optimised=None, entries: dict[str, str] | None = None) -> ort.InferenceSession:
     options = ort.SessionOptions()
+    for name, value in (entries or {}).items():
+        options.add_session_config_entry(name, value)
     options.log_severity_level = 3
     if optimised is not None:
         options.optimized_model_filepath = str(optimised)
@@ -111,6 +113,14 @@ def test_onnx_runtime_dequantises_bit_for_bit_and_fuses_the_product(tmp_path, bi
     assert kinds["MatMulNBits"] == 1
     assert "DequantizeLinear" not in kinds
     assert np.array_equal(fused_weight(proto), weight.dequantised(torch.float32).numpy())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_the_runtime_expands_the_integers_once(tmp_path, bits, dtype):
+    weight = round_to_nearest(torch.randn(48, 64), bits, 32, dtype)
+    session(one_product(weight), tmp_path / "optimised.onnx", AS_SERVED)
+    assert not {n.op_type for n in onnx.load(tmp_path / "optimised.onnx").graph.node} & {"DequantizeLinear", "MatMulNBits"}
 
 
 def fused_weight(proto: onnx.ModelProto) -> np.ndarray:
