@@ -14,6 +14,7 @@ from lilicorr.export.architectures import PROVEN
 from lilicorr.export.options import BLOCKS, CONTEXT_CAP, ELEMENT_BYTES, INTEGER_WEIGHTS, BuildOptions, EngineOptions
 from lilicorr.runtime.commands import Group
 from lilicorr.runtime.contract import ATTENTION_FORMS
+from lilicorr.runtime.trt_bindings import MODULES
 
 DEFAULTS = BuildOptions()
 ENGINE_DEFAULTS = EngineOptions()
@@ -157,9 +158,7 @@ def compare(bundle: Path, engines: Path, prompt: str | None, as_json: bool) -> N
 
 @main.command()
 @click.argument("bundle", type=FOLDER)
-@click.option(
-    "--backend", type=click.Choice(["tensorrt", "tensorrt-rtx"]), default=ENGINE_DEFAULTS.backend, show_default=True
-)
+@click.option("--backend", type=click.Choice(list(MODULES)), default=ENGINE_DEFAULTS.backend, show_default=True)
 @click.option(
     "--compute-capability", help="Build for these, e.g. 8.9,12.0 (tensorrt-rtx).  [default: that of the GPU here]"
 )

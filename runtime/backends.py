@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lilicorr.runtime.bundle import Bundle, file_sha256
-from lilicorr.runtime.engine import Backend
 from lilicorr.runtime.engine_check import Here, compute_capability, here, open_engines
 from lilicorr.runtime.engine_choice import choose_engines, engine_folders
 from lilicorr.runtime.engine_set import PluginBuild, read_engine_set
 from lilicorr.runtime.errors import EXIT_ENGINE, UserError
-from lilicorr.runtime.trt_bindings import import_tensorrt
+from lilicorr.runtime.trt_bindings import RTX, TENSORRT, import_tensorrt
 
-ORT, TENSORRT, RTX = "ort", "tensorrt", "tensorrt-rtx"
+if TYPE_CHECKING:
+    from lilicorr.runtime.engine import Backend
+
+ORT = "ort"
 BACKENDS = (ORT, TENSORRT, RTX)
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lilicorr.runtime.backends import BACKENDS, ORT
 from lilicorr.runtime.commands import Group
 from lilicorr.runtime.errors import EXIT_USER, UserError
 from lilicorr.runtime.options import Options
@@ -42,7 +43,7 @@ def _engine_options(command: Callable[..., None]) -> Callable[..., None]:
         ),
         click.option(
             "--backend",
-            type=click.Choice(["ort", "tensorrt", "tensorrt-rtx"]),
+            type=click.Choice(BACKENDS),
             help="Default: TensorRT where a GPU and engines are there, else ONNX Runtime (ort).",
         ),
         click.argument("bundle", type=click.Path()),
@@ -159,7 +160,8 @@ def bench(
             progress=lambda line: click.echo(line, err=True),
         )
         notes = session.notes
-    report |= {"backend": backend, "notes": notes, "threads": threads or default_threads()}
+    report |= {"backend": backend, "notes": notes}
+    report |= {"threads": (threads or default_threads()) if backend == ORT else None}
     report |= {"max_new_tokens": max_new_tokens, "machine": diagnose()}
     for note in notes:
         click.echo(f"note: {note}", err=True)

@@ -19,8 +19,9 @@ from lilicorr.runtime.device_memory import DeviceMemory
 from lilicorr.runtime.engine import Call
 from lilicorr.runtime.engine_set import EngineSet, rebuild_command
 from lilicorr.runtime.manifest import Tensor
+from lilicorr.runtime.trt_bindings import RTX
 from lilicorr.runtime.trt_call import PassingCall, RecurringCall
-from lilicorr.runtime.trt_engine import RTX, TrtContext, TrtEngine, TrtRuntime
+from lilicorr.runtime.trt_engine import TrtContext, TrtEngine, TrtRuntime
 from lilicorr.runtime.trt_plan import plan_call
 
 SMALLEST_BUCKET = 256

@@ -10,8 +10,10 @@ from typing import Any
 
 from lilicorr.runtime.errors import UserError
 
-MODULES = {"tensorrt": ("tensorrt", "tensorrt_bindings"), "tensorrt-rtx": ("tensorrt_rtx", "tensorrt_rtx_bindings")}
-OLDEST, BEYOND = (10, 3), (12,)  # `tensorrt`: JetPack 6.2 has 10.3; 12 is unknown
+TENSORRT, RTX = "tensorrt", "tensorrt-rtx"  # the backends; engines of one run on no other
+MODULES = {TENSORRT: ("tensorrt", "tensorrt_bindings"), RTX: ("tensorrt_rtx", "tensorrt_rtx_bindings")}
+OLDEST, BEYOND = (10, 3), (12,)  # of `tensorrt`: JetPack 6.2 has 10.3; 12 is unknown
+SYSTEM_INSTALL = "sudo apt install python3-libnvinfer, and make the virtual environment with --system-site-packages"
 _JETSON = Path("/etc/nv_tegra_release")
 
 
@@ -41,11 +43,11 @@ def import_tensorrt(backend: str) -> Any:
 
 def install_command(backend: str, *, machine: str | None = None, jetson: bool | None = None) -> str:
     """One line that installs `backend` on this platform (or the one described)."""
-    if backend == "tensorrt-rtx":
+    if backend == RTX:
         return "pip install tensorrt-rtx"
     jetson = _JETSON.exists() if jetson is None else jetson
     if jetson or (machine or platform.machine()) == "aarch64":
-        return "sudo apt install python3-libnvinfer, and make the virtual environment with --system-site-packages"
+        return SYSTEM_INSTALL
     return 'pip install "tensorrt>=10.3,<12"'
 
 
@@ -65,5 +67,5 @@ def error_logger(trt: Any, messages: list[str]) -> Any:
 
 def _require_version(backend: str, version: str) -> None:
     found = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
-    if backend == "tensorrt" and not OLDEST <= found < BEYOND:
+    if backend == TENSORRT and not OLDEST <= found < BEYOND:
         raise UserError(f"TensorRT {version} is not supported, expected 10.3 to 11.x", hint=install_command(backend))

@@ -13,10 +13,9 @@ from typing import Any
 from lilicorr.runtime.engine_set import Engine
 from lilicorr.runtime.errors import EXIT_ENGINE, UserError
 from lilicorr.runtime.manifest import Component
-from lilicorr.runtime.trt_bindings import error_logger
+from lilicorr.runtime.trt_bindings import RTX, error_logger
 from lilicorr.runtime.trt_plan import Plan
 
-RTX = "tensorrt-rtx"
 _DTYPES = {"FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16", "INT32": "int32"}
 
 
