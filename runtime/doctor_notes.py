@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+from lilicorr.runtime.trt_bindings import SYSTEM_INSTALL
+
 
 def notes(facts: dict[str, Any]) -> list[str]:
     """Lines on `facts`, as `doctor.diagnose` gathers them."""
     found = []
     tensorrt, jetson = facts["tensorrt"], facts["jetson"]
     if (tensorrt["system"] or tensorrt["libraries"]) and tensorrt["module"] is None:
-        found.append(
-            "TensorRT is installed on the system, but this Python does not see it:"
-            " sudo apt install python3-libnvinfer, and make the virtual environment with --system-site-packages"
-        )
+        found.append(f"TensorRT is installed on the system, but this Python does not see it: {SYSTEM_INSTALL}")
     elif facts["gpus"] and tensorrt["module"] is None and tensorrt["rtx_module"] is None:
-        found.append("there is a GPU but no TensorRT for this Python: pip install 'lilicorr[tensorrt]'")
+        install = SYSTEM_INSTALL if jetson else "pip install 'lilicorr[tensorrt]'"  # the extra has none for a Jetson
+        found.append(f"there is a GPU but no TensorRT for this Python: {install}")
     if facts["gpus"] and facts["plugin"]["library"] is None:
         found.append("the TensorRT plugin is not ready, see plugin.problem: make plugin")
     if jetson and all(device.startswith("/dev/zram") for device in facts["swap"]):

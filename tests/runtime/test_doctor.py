@@ -51,6 +51,8 @@ def test_thor_with_jetpack_7() -> None:
     assert facts["tensorrt"]["system"][0] == "libnvinfer10 10.13.3.9-1+cuda13.0"
     assert facts["swap"] == ["/swapfile file 16383 MB"]
     assert len(facts["notes"]) == 1  # only the plugin is missing
+    bare = dataclasses.replace(THOR, commands={SMI: THOR.commands[SMI]}, modules={})
+    assert "sudo apt install python3-libnvinfer" in diagnose(probe=bare)["notes"][0]  # PyPI has none for it
 
 
 def test_l4() -> None:
