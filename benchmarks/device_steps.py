@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # module -> what pip is asked for where it is missing; by the step that installs it
 PACKAGES = {
     "install": {
-        "click": "click>=8.1,<9",
+        "click": "click>=8.2,<9",
         "jinja2": "jinja2>=3.1,<4",
         "numpy": "numpy>=1.26,<3",
         "tokenizers": "tokenizers>=0.20,<1",
