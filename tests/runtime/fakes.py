@@ -17,6 +17,7 @@ from lilicorr.runtime.call_times import CallTimes
 from lilicorr.runtime.contract import expected_interfaces
 from lilicorr.runtime.host import HostMemory
 from lilicorr.runtime.manifest import (
+    SCHEMA_VERSION,
     Cache,
     Component,
     Drafter,
@@ -39,7 +40,7 @@ def tiny_manifest(
     target = Target("fake", "FakeForCausalLM", 4, VOCAB, 4096, (STOP,), None, None, cache)
     drafter = Drafter("fake", "Fake", block_size, block_size, 3, 0, (0,), None, {}, Cache(1, 2, 3, "float32"))
     manifest = Manifest(
-        schema_version=1,
+        schema_version=SCHEMA_VERSION,
         lilicorr_version="0",
         created="2026-01-01T00:00:00Z",
         command=("test",),

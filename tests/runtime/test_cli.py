@@ -91,7 +91,7 @@ def test_bench_prints_a_table_and_one_json_line(tmp_path: Path) -> None:
     result = run("bench", "b", "--prompts", str(path), "--max-new-tokens", "20")
     report = json.loads(result.stdout)  # nothing else on stdout
     assert report["lossless"]["different"] == 0
-    assert report["threads"] >= 1
+    assert report["threads"] is None  # ONNX Runtime's alone
     assert (report["backend"], report["notes"]) == ("fake", ["it is a fake"])
     assert "note: it is a fake" in result.stderr
     assert "same text as plain" in result.stderr

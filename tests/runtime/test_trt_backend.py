@@ -79,6 +79,14 @@ def test_caches_grow_from_bucket_to_bucket(opened: Opener, reference: Session) -
     assert capacities == {256, 512}
 
 
+def test_chunks_of_other_widths_share_a_context(opened: Opener, reference: Session) -> None:
+    session, machine = opened()
+    for prompt in (SHORT[2], LONG, SHORT[2], LONG):
+        assert answers(session, [prompt], 5) == answers(reference, [prompt], 5)
+    prefill = [c for c in machine.tensorrt.contexts if c.engine.profiles[c.profile].name == "prefill"]
+    assert sorted(context.engine.name for context in prefill) == ["drafter", "target"]
+
+
 def test_conversation_reuses_its_prefix(opened: Opener, reference: Session) -> None:
     session, _ = opened()
     messages = [{"role": "user", "content": "the fox"}]
