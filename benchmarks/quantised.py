@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from lilicorr.export.block_weights import round_to_nearest
+from lilicorr.export.quantised_config import linear_widths
 from lilicorr.export.quantised_target import load_with_integers
 from lilicorr.export.source import read_target
 from lilicorr.export.tables import table
@@ -98,8 +99,7 @@ def variant_of(folder: Any, variant: str) -> Any:
     """The model with its weights rounded as `variant` says; None where a width is no multiple of its block."""
     kind, block, *more = variant.split("-")
     bits, size = int(kind.removeprefix("int")), int(block)
-    widths = [h.shape[1] for name, h in folder.headers.items() if ".layers." in name and len(h.shape) == 2]
-    if any(width % size for width in widths):
+    if any(width % size for width in linear_widths(folder.headers).values()):
         click.echo(f"{variant}: a width is no multiple of {size}, left out", err=True)
         return None
     model, _ = load_with_integers(folder, Quantisation(bits, size, ""), torch.float32)

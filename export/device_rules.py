@@ -23,7 +23,6 @@ FIRST = {"bf16": (8, 0), "fp8": (8, 9), "nvfp4": (10, 0)}
 RTX_FIRST = {"fp32": (8, 0)}
 # bits of weights -> the only block sizes that TensorRT's documentation names for them; TensorRT-RTX 1.7.1 also compiles 32
 TENSORRT_BLOCKS = {4: (64, 128)}
-ENGINE_PRECISIONS = (*ELEMENT_BYTES, "fp8", "nvfp4")
 
 
 def parse_capabilities(text: str) -> tuple[str, ...]:

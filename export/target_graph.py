@@ -32,7 +32,7 @@ HARMLESS = frozenset({"dropout", "position_ids", "cache_position", "use_cache", 
 
 
 @dataclass
-class Call:
+class TargetCall:
     """What the attention function of one forward needs besides its arguments."""
 
     k_caches: Sequence[Tensor]
@@ -59,7 +59,7 @@ class Call:
         return self.masks[window]
 
 
-class NativeCall(Call):
+class NativeTargetCall(TargetCall):
     """The same with native attention: the rows of this call are written into the caches, then attended to there."""
 
     def attend(self, layer: int, window: int | None, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
@@ -95,7 +95,7 @@ def _attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     sliding_window: int | None = None,
-    lilicorr_call: Call | None = None,
+    lilicorr_call: TargetCall | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """The function transformers calls per layer; q (N,Hq,T,D), k and v (N,Hkv,T,D) → (N,T,Hq,D)."""
@@ -122,7 +122,7 @@ class TargetGraph(nn.Module):
 
     def __init__(self, model: nn.Module, target_layer_ids: Sequence[int], *, native: bool = False):
         super().__init__()
-        self._call = NativeCall if native else Call
+        self._call = NativeTargetCall if native else TargetCall
         config = model.config
         check_architecture(type(model).__name__)
         wrong = [i for i in target_layer_ids if not 0 <= i < config.num_hidden_layers]
