@@ -45,9 +45,7 @@ class Recipe:
     anchors_per_sequence: int = 48
     max_length: int = 512
     learning_rate: float = 1e-3
-    head_learning_rate: float | None = (
-        None  # of the head's own weights, where it is younger than its drafter; None: the same
-    )
+    head_learning_rate: float | None = None  # of the head alone, where it is younger than its drafter; None: the same
     warmup: float = 0.04  # share of the steps
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
