@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import onnx_ir as ir
 
@@ -26,6 +28,12 @@ def only_user(value: ir.Value, op_type: str) -> ir.Node | None:
     if len(uses) != 1 or value.is_graph_output() or uses[0].idx != 0 or uses[0].node.op_type != op_type:
         return None
     return uses[0].node
+
+
+def only_users(values: Sequence[ir.Value], op_type: str) -> list[ir.Node] | None:
+    """`only_user` of each value; None unless every one has it."""
+    users = [user for value in values if (user := only_user(value, op_type)) is not None]
+    return users if len(users) == len(values) else None
 
 
 def initializer(model: ir.Model, name: str, tensor: ir.TensorProtocol) -> ir.Value:

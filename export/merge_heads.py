@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from lilicorr.export.ir_edit import constant, dims, initializer, integers, only_user, replace, split
+from lilicorr.export.ir_edit import constant, dims, initializer, integers, only_user, only_users, replace, split
 
 
 def merge_projections(model: ir.Model) -> None:
@@ -50,18 +50,21 @@ def merge_heads(model: ir.Model) -> None:
     for node in list(model.graph):
         if node.op_type != "Split" or node.attributes["axis"].as_int() != -1:
             continue
-        reshapes = [only_user(part, "Reshape") for part in node.outputs]
-        if any(r is None or integers(r.inputs[1]) is None or len(dims(r.outputs[0]) or ()) != 4 for r in reshapes):
+        reshapes = only_users(node.outputs, "Reshape")
+        view = None if reshapes is None else integers(reshapes[0].inputs[1])
+        if reshapes is None or view is None:
             continue
-        transposes = [only_user(r.outputs[0], "Transpose") for r in reshapes]
-        if any(t is None or tuple(t.attributes["perm"].as_ints()) != (0, 2, 1, 3) for t in transposes):
+        if any(integers(r.inputs[1]) is None or len(dims(r.outputs[0]) or ()) != 4 for r in reshapes):
+            continue
+        transposes = only_users([r.outputs[0] for r in reshapes], "Transpose")
+        if transposes is None or any(tuple(t.attributes["perm"].as_ints()) != (0, 2, 1, 3) for t in transposes):
             continue
         shapes = [list(r.outputs[0].shape) for r in reshapes]
         if any(shape[:2] != shapes[0][:2] or shape[3] != shapes[0][3] for shape in shapes):
             continue
         heads = [shape[2] for shape in shapes]
         rows, length, _, width = shapes[0]
-        target = [*integers(reshapes[0].inputs[1])[:2], sum(heads), width]
+        target = [*view[:2], sum(heads), width]
         viewed = ir.node(
             "Reshape", [node.inputs[0], constant(model, node, np.array(target, np.int64))], {"allowzero": 0}
         )

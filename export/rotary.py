@@ -75,6 +75,7 @@ def _joined(model: ir.Model, source: ir.Node, rotations: list[Rotation]) -> ir.V
     if count < 2 or any(rotation.x is not part for rotation, part in zip(rotations, parts, strict=False)):
         return None
     sizes = integers(source.inputs[1])
+    assert sizes is not None  # `source` is a Split of heads
     if count == len(parts):
         return source.inputs[0]
     joined, *rest = split(model, source, source.inputs[0], [sum(sizes[:count]), *sizes[count:]], axis=1)
@@ -113,7 +114,8 @@ def _factors(value: ir.Value | None) -> tuple[ir.Value | None, ir.Value | None]:
 
 def _are_tables(x: ir.Value, cos: ir.Value, sin: ir.Value) -> bool:
     """Whether both have one row per token, the same for all heads."""
-    return all(len(dims(t) or ()) == 4 and dims(t)[1] == 1 and dims(t)[3] == x.shape[3] for t in (cos, sin))
+    shapes = dims(cos), dims(sin)
+    return all(s is not None and len(s) == 4 and s[1] == 1 and s[3] == x.shape[3] for s in shapes)
 
 
 def _swaps_halves_of(value: ir.Value, x: ir.Value) -> bool:
