@@ -120,7 +120,8 @@ def test_onnx_runtime_dequantises_bit_for_bit_and_fuses_the_product(tmp_path, bi
 def test_the_runtime_expands_the_integers_once(tmp_path, bits, dtype):
     weight = round_to_nearest(torch.randn(48, 64), bits, 32, dtype)
     session(one_product(weight), tmp_path / "optimised.onnx", AS_SERVED)
-    assert not {n.op_type for n in onnx.load(tmp_path / "optimised.onnx").graph.node} & {"DequantizeLinear", "MatMulNBits"}
+    kinds = {node.op_type for node in onnx.load(tmp_path / "optimised.onnx").graph.node}
+    assert not kinds & {"DequantizeLinear", "MatMulNBits"}
 
 
 def fused_weight(proto: onnx.ModelProto) -> np.ndarray:
