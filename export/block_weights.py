@@ -10,10 +10,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-CLIPS = {8: (1.0,), 4: tuple(1 - step / 20 for step in range(9))}
-"""Bits -> shares of a block's largest magnitude that are tried as the largest representable one. At 4 bits cutting off the
-largest weights leaves finer steps to the others (benchmarks/quantised.py); at 8 bits it gains nothing."""
-
 
 @dataclass(frozen=True)
 class BlockWeight:
@@ -34,7 +30,10 @@ class BlockWeight:
 
 
 def round_to_nearest(weight: Tensor, bits: int, block: int, dtype: torch.dtype) -> BlockWeight:
-    """Quantise `weight`, taking per block that one of the clipped scales (CLIPS) with the least squared error.
+    """Quantise `weight`, the largest magnitude of a block becoming the largest value.
+
+    Clipping it for a smaller squared error (up to 40 % at 4 bits) helped SmolLM2-135M's logits in blocks of 32 and hurt them in
+    blocks of 64: mean KL 0.34 → 0.31 and 0.39 → 0.45 (benchmarks/quantised.py, six prompts).
 
     Args:
         weight: (O, I) float, I a multiple of `block`.
@@ -43,15 +42,7 @@ def round_to_nearest(weight: Tensor, bits: int, block: int, dtype: torch.dtype) 
     """
     blocks = weight.float().unflatten(1, (-1, block))
     most = 2 ** (bits - 1) - 1
-    largest = blocks.abs().amax(dim=2)
-    best_values, best_scales = blocks.new_empty(blocks.shape, dtype=torch.int8), torch.empty_like(largest)
-    best_error = torch.full_like(largest, float("inf"))
-    for clip in CLIPS[bits]:
-        # TensorRT wants positive scales; a block of zeros has any.
-        scales = (clip * largest / most).to(dtype).clamp_min(torch.finfo(dtype).tiny).float()
-        values = (blocks / scales[:, :, None]).round_().clamp_(-most - 1, most)
-        error = (values * scales[:, :, None] - blocks).square_().sum(dim=2)
-        better = error < best_error
-        best_values[better] = values[better].to(torch.int8)
-        best_scales[better], best_error[better] = scales[better], error[better]
-    return BlockWeight(best_values.flatten(1), best_scales.to(dtype), bits)
+    # TensorRT wants positive scales; a block of zeros has any.
+    scales = (blocks.abs().amax(dim=2) / most).to(dtype).clamp_min(torch.finfo(dtype).tiny)
+    values = (blocks / scales.float()[:, :, None]).round_().clamp_(-most - 1, most)
+    return BlockWeight(values.flatten(1).to(torch.int8), scales, bits)

@@ -120,8 +120,10 @@ def test_onnx_runtime_dequantises_bit_for_bit_and_fuses_the_product(tmp_path, bi
 def test_the_runtime_expands_the_integers_once(tmp_path, bits, dtype):
     weight = round_to_nearest(torch.randn(48, 64), bits, 32, dtype)
     session(one_product(weight), tmp_path / "optimised.onnx", AS_SERVED)
-    kinds = {node.op_type for node in onnx.load(tmp_path / "optimised.onnx").graph.node}
-    assert not kinds & {"DequantizeLinear", "MatMulNBits"}
+    assert not {n.op_type for n in onnx.load(tmp_path / "optimised.onnx").graph.node} & {
+        "DequantizeLinear",
+        "MatMulNBits",
+    }
 
 
 def fused_weight(proto: onnx.ModelProto) -> np.ndarray:
@@ -152,3 +154,16 @@ def test_a_graph_that_is_not_what_was_traced_is_our_defect():
     stranger = round_to_nearest(torch.randn(3, 64), 8, 64, torch.float32)
     with pytest.raises(AssertionError, match="3 quantised rows are in no product"):
         quantise_weights(float_product(ours), [weight, stranger])
+
+
+def test_functions_stay_functions_of_the_new_opset():
+    weight = round_to_nearest(torch.randn(16, 64), 8, 64, torch.float32)
+    model = float_product(weight.dequantised(torch.float32))
+    x = ir.Value(name="x")
+    negative = ir.node("Neg", [x])
+    body = ir.Graph([x], negative.outputs, nodes=[negative], opset_imports={"": 18}, name="body")
+    function = ir.Function("trt", "Anything", graph=body, attributes=[])
+    model.functions[function.identifier()] = function
+    quantise_weights(model, [weight])
+    assert list(model.functions) == [function.identifier()]
+    assert model.opset_imports[""] == function.opset_imports[""] == OPSET
