@@ -1,5 +1,5 @@
 #!/bin/sh
-# Everything that only a GPU can show, in one run of at most 15 minutes: ./benchmarks/device_check.sh
+# What only a GPU can show of a two-part fp16 bundle and of training, in one run of at most 15 minutes: ./benchmarks/device_check.sh
 #
 # Needs a CUDA driver and Python 3.10 to 3.13; what else is missing is installed from the package index into $OUT/venv, beside
 # the packages that are there. Every step has a time limit and goes its own way: one that fails or has to be skipped is recorded

@@ -15,7 +15,7 @@ import click
 
 from lilicorr.runtime.backends import BACKENDS, ORT
 from lilicorr.runtime.commands import Group
-from lilicorr.runtime.errors import EXIT_USER, UserError
+from lilicorr.runtime.errors import EXIT_PARITY, EXIT_USER, UserError
 from lilicorr.runtime.options import Options
 from lilicorr.runtime.terminal import ask, show, sum_up, wants_color
 
@@ -141,7 +141,10 @@ def bench(
     as_json: bool,
     **rest: Any,
 ) -> None:
-    """Measure BUNDLE on a prompt file, speculative against plain. The last line of stdout is one JSON object."""
+    """Measure BUNDLE on a prompt file, speculative against plain. The last line of stdout is one JSON object.
+
+    Exit code 3 when a speculative text differs from the plain one.
+    """
     from lilicorr.runtime.bench import run_bench
     from lilicorr.runtime.bench_report import table
     from lilicorr.runtime.doctor import diagnose
@@ -168,6 +171,8 @@ def bench(
     if not as_json:
         click.echo(table(report), err=True)
     click.echo(json.dumps(report))
+    if report["lossless"]["different"]:
+        sys.exit(EXIT_PARITY)
 
 
 @main.command()

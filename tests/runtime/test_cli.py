@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from lilicorr.runtime import bench as bench_module
 from lilicorr.runtime import session as session_module
 from lilicorr.runtime.cli import main
 from tests.runtime.fakes import FakeTokenizer, fake_session, plain_answer
@@ -98,6 +99,15 @@ def test_bench_prints_a_table_and_one_json_line(tmp_path: Path) -> None:
     only = run("bench", "b", "--prompts", str(path), "--max-new-tokens", "20", "--limit", "1", "--json")
     assert json.loads(only.stdout)["prompts"] == 1
     assert "same text" not in only.stderr
+
+
+def test_bench_reports_and_fails_when_a_text_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"turns": ["Why?"]}\n')
+    monkeypatch.setattr(bench_module, "run_bench", lambda *_, **__: {"lossless": {"different": 1}})
+    result = run("bench", "b", "--prompts", str(path), "--json")
+    assert json.loads(result.stdout)["lossless"]["different"] == 1
+    assert result.exit_code == 3
 
 
 def test_bench_without_prompt_file(tmp_path: Path) -> None:
