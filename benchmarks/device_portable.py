@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -25,13 +24,13 @@ def main(bundle: Path, out: Path) -> None:
     from lilicorr.export.backend_parity import OWN_TEXT, round_calls
     from lilicorr.runtime.bundle import open_bundle
     from lilicorr.runtime.engine_check import compute_capability
-    from lilicorr.runtime.trt_bindings import import_tensorrt
+    from lilicorr.runtime.trt_bindings import RTX, import_tensorrt
 
     opened, folder = open_bundle(bundle), out / "engines-unnamed"
     folder.mkdir(parents=True, exist_ok=True)
     report: dict[str, Any] = {
         "compute_capability": compute_capability(),
-        "tensorrt_rtx": import_tensorrt("tensorrt-rtx").__version__,
+        "tensorrt_rtx": import_tensorrt(RTX).__version__,
     }
     calls = round_calls(opened, OWN_TEXT)
     for graph in sorted(opened.manifest.components):
@@ -42,9 +41,11 @@ def main(bundle: Path, out: Path) -> None:
 def try_one(bundle: Any, folder: Path, graph: str, feeds: dict[str, Any]) -> dict[str, Any]:
     """Build the engine of `graph` for no named chip, load and run it; what it said when it did not."""
     from lilicorr.export.backend_parity import compare_graph, engine_runner, golden_runner
-    from lilicorr.export.budgets import BUDGETS
+    from lilicorr.export.budgets import budget_of
     from lilicorr.export.engine_builder import Job, build_engine
     from lilicorr.export.engine_profiles import profiles_for
+    from lilicorr.runtime.engine_set import Engine
+    from lilicorr.runtime.trt_bindings import RTX
 
     path = bundle.path(bundle.manifest.components[graph].file).resolve()
     profiles = profiles_for(bundle.manifest, graph)
@@ -55,7 +56,7 @@ def try_one(bundle: Any, folder: Path, graph: str, feeds: dict[str, Any]) -> dic
         layers=str((folder / f"{graph}.layers.tsv").resolve()),
         precision=bundle.manifest.precision,
         profiles=profiles,
-        backend="tensorrt-rtx",
+        backend=RTX,
         compute_capabilities=(),
         workspace_mib=None,
         optimization_level=3,
@@ -65,11 +66,10 @@ def try_one(bundle: Any, folder: Path, graph: str, feeds: dict[str, Any]) -> dic
         timing_cache=None,
     )
     build_engine(job, lambda line: click.echo(f"{graph}: {line}", err=True), lambda: False)
-    engine = SimpleNamespace(file=f"{graph}.engine", profiles=profiles)
-    engines: Any = SimpleNamespace(backend="tensorrt-rtx", engines={graph: engine})
+    engine = Engine(f"{graph}.engine", sha256="", bytes=0, profiles=profiles, built_from={})
     try:
-        suspect = engine_runner(folder, engines, graph, feeds, None)
-        found = compare_graph(graph, golden_runner(path), suspect, feeds, BUDGETS[bundle.manifest.precision])
+        suspect = engine_runner(folder, engine, graph, RTX, feeds, None)
+        found = compare_graph(graph, golden_runner(path), suspect, feeds, budget_of(bundle.manifest.precision))
     except Exception as error:  # of TensorRT, CUDA or Polygraphy: what it says is the answer
         return {"runs": False, "error": f"{type(error).__name__}: {error}"[:500]}
     return {

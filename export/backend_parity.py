@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from lilicorr.export.budgets import BUDGETS, Budget
+from lilicorr.export.budgets import Budget, budget_of
 from lilicorr.export.graph_runner import GraphRunner
 from lilicorr.export.polygraphy_commands import BISECT_NAME, Feeds, record_calls, write_bisection
 from lilicorr.export.progress import Progress
@@ -22,9 +22,9 @@ from lilicorr.plugins_trt import PluginError, find
 from lilicorr.runtime.bundle import Bundle, file_sha256, open_bundle
 from lilicorr.runtime.contract import NATIVE
 from lilicorr.runtime.engine_check import here, open_engines
-from lilicorr.runtime.engine_set import EngineSet, read_engine_set, rebuild_command
+from lilicorr.runtime.engine_set import Engine, EngineSet, read_engine_set, rebuild_command
 from lilicorr.runtime.engine_shapes import profile_for
-from lilicorr.runtime.errors import UserError
+from lilicorr.runtime.errors import EXIT_ENGINE, UserError
 from lilicorr.runtime.ort import OrtBackend
 from lilicorr.runtime.trt_bindings import import_tensorrt
 
@@ -57,19 +57,16 @@ def compare_engines(folder: Path, engines_folder: Path, prompt: str | None, prog
         plugin = _plugin(described)
         loaded = (described.plugin.version, file_sha256(plugin)) if described.plugin and plugin else (None, None)
         engines = open_engines(engines_folder, folder, here(described.backend, version, *loaded))
-        budget = BUDGETS.get(bundle.manifest.precision)
-        if budget is None:
-            raise UserError(
-                f"ONNX Runtime cannot run the {bundle.manifest.precision} graphs that the engines are compared with",
-                hint="compare an fp32 or fp16 bundle of the same pair",
-            )
+        budget = budget_of(bundle.manifest.precision)
     with progress.phase("run the graphs in ONNX Runtime"):
         calls = round_calls(bundle, prompt)
     found, bisect = [], []
     for graph in engines.engines:
         with progress.phase(f"run the {graph} engine"):
             path = bundle.path(bundle.manifest.components[graph].file)
-            suspect = engine_runner(engines_folder, engines, graph, calls[graph], plugin)
+            suspect = engine_runner(
+                engines_folder, engines.engines[graph], graph, engines.backend, calls[graph], plugin
+            )
             measures = compare_graph(graph, golden_runner(path), suspect, calls[graph], budget)
         if not all(measure.passed for measure in measures):
             bisect.append(
@@ -101,7 +98,7 @@ def _plugin(described: EngineSet) -> Path | None:
     try:
         return find(version=described.plugin.version)
     except PluginError as error:
-        raise UserError(error.what, hint=error.hint) from None
+        raise UserError(error.what, hint=error.hint, exit_code=EXIT_ENGINE) from None
 
 
 def round_calls(bundle: Bundle, prompt: str) -> dict[str, Feeds]:
@@ -162,13 +159,13 @@ def golden_runner(graph: Path) -> Any:
 
 
 def engine_runner(
-    folder: Path, engines: EngineSet, graph: str, feeds: Mapping[str, np.ndarray], plugin: Path | None
+    folder: Path, engine: Engine, graph: str, backend: str, feeds: Mapping[str, np.ndarray], plugin: Path | None
 ) -> Any:
+    """Polygraphy's runner of one engine in `folder`, under the profile of this call; raises UserError when none allows it."""
     from polygraphy.backend.common import BytesFromPath
     from polygraphy.backend.trt import EngineFromBytes, LoadPlugins, TrtRunner
 
-    engine = engines.engines[graph]
     dynamic = {name: feeds[name].shape for name in engine.profiles[0].shapes}
-    profile = profile_for(graph, engine, dynamic, rebuild_command(engines.backend))
+    profile = profile_for(graph, engine, dynamic, rebuild_command(backend))
     plan = LoadPlugins([str(plugin)] if plugin else [], obj=BytesFromPath(str(folder / engine.file)))
-    return TrtRunner(EngineFromBytes(plan), name=engines.backend, optimization_profile=profile)
+    return TrtRunner(EngineFromBytes(plan), name=backend, optimization_profile=profile)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lilicorr.runtime.errors import UserError
+
 
 @dataclass(frozen=True)
 class Budget:
@@ -53,3 +55,18 @@ BUDGETS = {
         acceptance_rel=0.05,
     ),
 }
+
+
+def budget_of(precision: str) -> Budget:
+    """The budget of a bundle's precision.
+
+    Raises:
+        UserError: ONNX Runtime, which every comparison runs the graphs in, has no CPU kernels for it.
+    """
+    budget = BUDGETS.get(precision)
+    if budget is None:
+        raise UserError(
+            f"a {precision} bundle cannot be checked here: ONNX Runtime has no CPU kernels for it",
+            hint=f"take a bundle of the same pair in {' or '.join(BUDGETS)}",
+        )
+    return budget

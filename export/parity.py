@@ -8,12 +8,12 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import importlib.metadata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lilicorr.export.budgets import BUDGETS
+from lilicorr.export.budgets import Budget, budget_of
 from lilicorr.export.describe import describe, source_folders
 from lilicorr.export.options import BuildOptions
 from lilicorr.export.pair import Pair, check_pair
@@ -25,6 +25,9 @@ from lilicorr.runtime.bundle import Bundle, file_sha256, open_bundle
 from lilicorr.runtime.errors import UserError
 from lilicorr.runtime.manifest import FILE_NAME
 from lilicorr.runtime.prompts import Prompt, read_prompts
+
+if TYPE_CHECKING:
+    from lilicorr.export.polygraphy_commands import Feeds
 
 OWN_PROMPTS = Path(__file__).with_name("prompts.jsonl")
 TEXTS_PER_BATCH = 2  # ragged lanes of a tensor comparison; logits of a batch are held at once
@@ -55,17 +58,12 @@ def check_bundle(folder: Path, options: CheckOptions, progress: Progress) -> dic
         target, drafter = _sources(bundle, options)
         pair = _require_same_models(bundle, target, drafter)
         prompts = read_prompts(options.prompts, options.limit)
-    budget = BUDGETS.get(bundle.manifest.precision)
-    if budget is None:
-        raise UserError(
-            f"a {bundle.manifest.precision} bundle cannot be checked here: ONNX Runtime has no CPU kernels for it",
-            hint="check an fp32 or fp16 bundle of the same pair",
-        )
+    budget = budget_of(bundle.manifest.precision)
     with progress.phase("load the models"):
         import torch
 
         from lilicorr.export.graph_runner import GraphRunner
-        from lilicorr.export.polygraphy_commands import BISECT_NAME, Feeds, record_calls, write_bisection
+        from lilicorr.export.polygraphy_commands import record_calls
         from lilicorr.export.quantised_target import load_with_integers
         from lilicorr.export.reference import Reference
         from lilicorr.export.rung_loop import LoopComparison
@@ -106,16 +104,6 @@ def check_bundle(folder: Path, options: CheckOptions, progress: Progress) -> dic
             for (name, ids), answer in zip(encoded, answers, strict=True):
                 loop.observe(name, ids, answer, options.max_new_tokens)
     found = measures(seen, loop.seen, budget)
-    bisect = [
-        write_bisection(
-            bundle.path(manifest.components[graph].file),
-            calls[graph],
-            folder / BISECT_NAME,
-            backend="onnxruntime",
-            tolerance=budget.scores_abs if graph == "scorer" else budget.logits_abs,
-        )
-        for graph in failing_graphs(found)
-    ]
     report = {
         "schema_version": 1,
         "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -128,11 +116,27 @@ def check_bundle(folder: Path, options: CheckOptions, progress: Progress) -> dic
         "max_new_tokens": options.max_new_tokens,
         "seconds": dict(progress.seconds),
         "budgets": dataclasses.asdict(budget),
-        "bisect": bisect,
+        "bisect": _bisections(bundle, failing_graphs(found), calls, budget),
         "summary": [measure.row() for measure in found],
         "details": details(seen, loop.seen),
     }
     return write_report(report, folder)
+
+
+def _bisections(bundle: Bundle, graphs: Sequence[str], calls: Mapping[str, Feeds], budget: Budget) -> list[str]:
+    """Write what finds the layer in each of `graphs`; the commands to run."""
+    from lilicorr.export.polygraphy_commands import BISECT_NAME, write_bisection
+
+    return [
+        write_bisection(
+            bundle.path(bundle.manifest.components[graph].file),
+            calls[graph],
+            bundle.folder / BISECT_NAME,
+            backend="onnxruntime",
+            tolerance=budget.scores_abs if graph == "scorer" else budget.logits_abs,
+        )
+        for graph in graphs
+    ]
 
 
 def _sources(bundle: Bundle, options: CheckOptions) -> tuple[Path, Path]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -40,4 +41,6 @@ def test_it_builds_without_a_gpu_and_reports_that_it_does_not_run(tiny_bundle, t
     assert done.returncode == 0, done.stderr[-2000:]
     report = json.loads(done.stdout.splitlines()[-1])
     assert (tmp_path / "scorer.engine").stat().st_size > 10_000
-    assert report["runs"] or report["error"]
+    if shutil.which("nvidia-smi") is None:
+        assert not report["runs"]
+    assert report["runs"] or not report["error"].startswith(("TypeError", "AttributeError", "NameError", "ImportError"))

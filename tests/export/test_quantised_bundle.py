@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import numpy as np
 import pytest
 
 from lilicorr.export.bundle import build_bundle
@@ -60,7 +59,6 @@ def test_a_token_alone_gets_the_logits_it_gets_in_a_block(int4):
         )
     assert plain == speculative
     assert len(set(plain)) > 1
-    assert np.all(np.array(plain) >= 0)
 
 
 def test_engines_compile_from_the_same_file(int4, environment):
