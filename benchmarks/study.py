@@ -39,7 +39,8 @@ METHODS: dict[str, list[str]] = {
     "lilicorr_l2r": [LILICORR, *LEFT_TO_RIGHT],
     "lilicorr_soft_l2r": [LILICORR, *SOFT_HEAD, *LEFT_TO_RIGHT],
 }
-# One seed and half the steps each, to be compared with `lilicorr_half` (or, head alone, with `head_default`) on held-out sequences.
+# One seed and half the steps each, to be compared with `lilicorr_half` on held-out sequences; those of the head alone are in
+# head_ablation.py.
 ABLATIONS: dict[str, list[str]] = {
     "lilicorr_half": [LILICORR],
     "first_error": [LILICORR, "objective.first_error=0.3", "objective.head_first_error=0.3"],
@@ -49,13 +50,6 @@ ABLATIONS: dict[str, list[str]] = {
     "margin": [LILICORR, "objective.head_ce=0.125", "objective.head_margin=0.125"],
     "dpace": [LILICORR, "objective.dpace=0.5"],
     "few_sequences": [LILICORR, "sequences_per_step=2", "anchors_per_sequence=24"],
-    "head_default": [LILICORR, "head_only=true"],
-    "head_scale_16": [LILICORR, "head_only=true", "head.logit_scale=16"],
-    "head_k_4": [LILICORR, "head_only=true", "head.candidate_topk=4"],
-    "head_k_16": [LILICORR, "head_only=true", "head.candidate_topk=16"],
-    "head_1_layer": [LILICORR, "head_only=true", "head.num_layers=1"],
-    "head_width_96": [LILICORR, "head_only=true", "head.hidden_size=96"],
-    "head_factor_64": [LILICORR, "head_only=true", "head.factor_dim=64"],
 }
 
 
