@@ -44,11 +44,11 @@ def import_tensorrt(backend: str) -> Any:
 def install_command(backend: str, *, machine: str | None = None, jetson: bool | None = None) -> str:
     """One line that installs `backend` on this platform (or the one described)."""
     if backend == RTX:
-        return "pip install tensorrt-rtx"
+        return 'pip install "lilicorr[tensorrt-rtx]"'
     jetson = _JETSON.exists() if jetson is None else jetson
     if jetson or (machine or platform.machine()) == "aarch64":
         return SYSTEM_INSTALL
-    return 'pip install "tensorrt>=10.3,<12"'
+    return 'pip install "lilicorr[tensorrt]"'
 
 
 def error_logger(trt: Any, messages: list[str]) -> Any:

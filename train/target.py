@@ -23,7 +23,10 @@ def load_target(folder: Path | str, dtype: torch.dtype = torch.float32) -> Any:
 
     folder = Path(folder)
     if not (folder / "config.json").is_file():
-        raise UserError(f"`{folder}` is not a Hugging Face model folder: it has no `config.json`", hint="make target")
+        raise UserError(
+            f"`{folder}` is not a Hugging Face model folder: it has no `config.json`",
+            hint=f"hf download ORGANISATION/MODEL --local-dir {folder} (SmolLM2-135M-Instruct: make target)",
+        )
     try:
         model, info = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, local_files_only=True, output_loading_info=True, ignore_mismatched_sizes=True

@@ -21,9 +21,9 @@ def test_a_missing_tensorrt_is_one_line_and_the_install_command(monkeypatch):
 @pytest.mark.parametrize(
     ("backend", "machine", "jetson", "expected"),
     [
-        ("tensorrt", "x86_64", False, "pip install"),
+        ("tensorrt", "x86_64", False, 'pip install "lilicorr[tensorrt]"'),
         ("tensorrt", "aarch64", True, "apt install python3-libnvinfer"),
-        ("tensorrt-rtx", "x86_64", False, "pip install tensorrt-rtx"),
+        ("tensorrt-rtx", "x86_64", False, 'pip install "lilicorr[tensorrt-rtx]"'),
     ],
 )
 def test_the_install_command_is_that_of_the_platform(backend, machine, jetson, expected):

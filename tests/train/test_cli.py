@@ -29,7 +29,11 @@ def test_regenerate_prints_counts_as_json(tiny_target, tmp_path):
 @pytest.mark.parametrize(
     ("change", "code", "text"),
     [
-        ({"--target": "nowhere"}, 1, "hint: make target"),
+        (
+            {"--target": "nowhere"},
+            1,
+            "hint: hf download ORGANISATION/MODEL --local-dir nowhere (SmolLM2-135M-Instruct: make target)",
+        ),
         ({"--prompts": "nowhere.jsonl"}, 1, "`nowhere.jsonl` cannot be read"),
         ({"--batch-size": "0"}, 2, "--batch-size"),
         ({"--endpoint": "http://127.0.0.1:9/v1", "--model": "m"}, 2, "give --target, or --endpoint and --model"),
