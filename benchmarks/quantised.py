@@ -1,11 +1,12 @@
-"""What integer weights cost a target: its logits and the drafter's acceptance length, against the weights it was made with.
+"""What integer weights cost a target: its logits and the drafter's acceptance length, against the target of an fp16 bundle.
 
     python benchmarks/quantised.py --target build/smollm2-135m-hf --drafter checkpoints/smollm2-135m
 
-In plain PyTorch fp32, so that nothing but the weights differs; ONNX Runtime's own rounding of activations is not in these numbers.
-Logits are compared on the float target's greedy answers (teacher forced, answers only); the acceptance length of a row is
-measured on its own answers. The row "lm_head" also quantises the product with the vocabulary, which the export leaves a float.
-The last line of stdout is one JSON object.
+Weights, scales and the drafter are rounded to fp16, as an fp16 bundle holds them; the row "fp32" alone keeps the target's weights.
+PyTorch then computes in fp32, so that nothing but the weights differs: neither fp16's own arithmetic nor ONNX Runtime's rounding of
+activations is in these numbers. Logits are compared on the fp16 target's greedy answers (teacher forced, answers only); the
+acceptance length of a row is measured on its own answers. The row "lm_head" also quantises the product with the vocabulary, which
+the export leaves a float. The last line of stdout is one JSON object.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ from lilicorr.runtime.tokenizer import ChatTokenizer, user_message
 from lilicorr.train.checkpoint import read_drafter
 from lilicorr.train.generate import greedy_batch
 from lilicorr.train.replay import acceptance_on_continuation
+from lilicorr.train.target import load_target
 
 PROMPTS = Path(__file__).parents[1] / "examples" / "prompts.jsonl"
-VARIANTS = ("int8-128", "int8-64", "int8-32", "int4-128", "int4-64", "int4-32", "int8-64-lm_head")
+VARIANTS = ("fp32", "int8-128", "int8-64", "int8-32", "int4-128", "int4-64", "int4-32", "int8-64-lm_head")
 
 
 @click.command()
@@ -43,11 +45,13 @@ VARIANTS = ("int8-128", "int8-64", "int8-32", "int4-128", "int4-64", "int4-32", 
 @click.option("--prompts", type=click.Path(path_type=Path), default=PROMPTS)
 @click.option("--limit", type=int, default=None, help="Use the first prompts only.")
 @click.option("--max-new-tokens", type=int, default=64, show_default=True)
-@click.option("--variants", default=",".join(VARIANTS), show_default=True, help="BITS-BLOCK, with -lm_head at will.")
+@click.option(
+    "--variants", default=",".join(VARIANTS), show_default=True, help="fp32, or BITS-BLOCK, with -lm_head at will."
+)
 def main(
     target_dir: Path, drafter_dir: Path, prompts: Path, limit: int | None, max_new_tokens: int, variants: str
 ) -> None:
-    folder, drafter = read_target(target_dir), read_drafter(drafter_dir).float()
+    folder, drafter = read_target(target_dir), in_fp16(read_drafter(drafter_dir).float())
     tokenizer = ChatTokenizer(target_dir, folder.bos_token, folder.eos_token)
     encoded = [
         tokenizer.encode(tokenizer.as_prompt([user_message(prompt.turns[0])]))
@@ -64,10 +68,10 @@ def main(
         ]
         return mean(replay.acceptance_length for replay in replays if replay.rounds)
 
-    model, _ = load_with_integers(folder, None, torch.float32)
+    model = in_fp16(load_target(target_dir))
     texts = answers(model)
     reference = [answer_logits(model, ids, text) for ids, text in zip(encoded, texts, strict=True)]
-    found = [{"weights": "float", "acceptance_length": acceptance(model, texts)}]
+    found = [{"weights": "fp16", "acceptance_length": acceptance(model, texts)}]
     for variant in variants.split(","):
         model = variant_of(folder, variant)
         if model is None:
@@ -86,28 +90,41 @@ def main(
                 "mean_kl": agreement.mean_kl,
                 "max_kl": agreement.max_kl,
                 "same_argmax": agreement.argmax,
-                "same_answers": mean(ours == float_text for ours, float_text in zip(own, texts, strict=True)),
+                "same_answers": mean(ours == theirs for ours, theirs in zip(own, texts, strict=True)),
             }
         )
         click.echo(json.dumps(found[-1]), err=True)
     columns = list(found[-1])
     click.echo(table(columns, [[_text(row.get(column, "")) for column in columns] for row in found]))
-    click.echo(json.dumps({"prompts": len(encoded), "max_new_tokens": max_new_tokens, "variants": found}))
+    tokens = sum(map(len, texts))
+    click.echo(
+        json.dumps({"prompts": len(encoded), "max_new_tokens": max_new_tokens, "tokens": tokens, "variants": found})
+    )
 
 
 def variant_of(folder: Any, variant: str) -> Any:
     """The model with its weights rounded as `variant` says; None where a width is no multiple of its block."""
+    if variant == "fp32":
+        return load_target(folder.path)
     kind, block, *more = variant.split("-")
     bits, size = int(kind.removeprefix("int")), int(block)
     if any(width % size for width in linear_widths(folder.headers).values()):
         click.echo(f"{variant}: a width is no multiple of {size}, left out", err=True)
         return None
-    model, _ = load_with_integers(folder, Quantisation(bits, size, ""), torch.float32)
+    model = in_fp16(load_with_integers(folder, Quantisation(bits, size, ""), torch.float16)[0])
     if more:
         table_rows = model.get_output_embeddings().weight
-        rounded = round_to_nearest(table_rows, bits, size, torch.float32).dequantised(torch.float32)
+        rounded = round_to_nearest(table_rows, bits, size, torch.float16).dequantised(torch.float16).float()
         model.get_output_embeddings().weight = torch.nn.Parameter(rounded, requires_grad=False)  # unties it
     return model
+
+
+@torch.no_grad()
+def in_fp16(module: Any) -> Any:
+    """`module` with its parameters rounded to fp16; buffers, such as the frequencies of positions, stay."""
+    for parameter in module.parameters():
+        parameter.copy_(parameter.half())
+    return module
 
 
 @torch.inference_mode()
