@@ -66,9 +66,11 @@ def _decode(
     cache = DynamicCache(config=model.config)
     answers: list[list[int]] = [[] for _ in prompts]
     lanes = list(range(len(prompts)))  # batch row -> prompt
+    # An index, not the number 1: a slice of the prompts' rows is strided, and torch then copies the vocabulary table per lane.
+    last = torch.tensor([-1], device=model.device)
     for step in range(max_new_tokens):
         # By position: transformers 5 renames the keyword of the fourth argument (past_key_values, then cache).
-        logits = model(tokens, mask, positions, cache, logits_to_keep=1).logits[:, -1]  # (N, V)
+        logits = model(tokens, mask, positions, cache, logits_to_keep=last).logits[:, -1]  # (N, V)
         tokens = choose(logits, lanes)[:, None]
         running = []
         for row, token in enumerate(tokens[:, 0].tolist()):
