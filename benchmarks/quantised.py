@@ -5,7 +5,8 @@
 Weights, scales and the drafter are rounded to fp16, as an fp16 bundle holds them; the row "fp32" alone keeps the target's weights.
 PyTorch then computes in fp32, so that nothing but the weights differs: neither fp16's own arithmetic nor ONNX Runtime's rounding of
 activations is in these numbers. Logits are compared on the fp16 target's greedy answers (teacher forced, answers only); the
-acceptance length of a row is measured on its own answers. The row "lm_head" also quantises the product with the vocabulary, which
+acceptance length of a row is measured on its own answers, and, paired with the fp16 target's, on the answers of that one: there the row's
+features draft and the fp16 target's tokens accept. The row "lm_head" also quantises the product with the vocabulary, which
 the export leaves a float. The last line of stdout is one JSON object.
 """
 
@@ -29,7 +30,7 @@ from lilicorr.export.tables import table
 from lilicorr.export.tensor_metrics import agree, merge_agreement
 from lilicorr.runtime.manifest import Quantisation
 from lilicorr.runtime.prompts import read_prompts
-from lilicorr.runtime.tokenizer import ChatTokenizer, user_message
+from lilicorr.runtime.tokenizer import ChatTokenizer
 from lilicorr.train.checkpoint import read_drafter
 from lilicorr.train.generate import greedy_batch
 from lilicorr.train.replay import acceptance_on_continuation
@@ -53,10 +54,7 @@ def main(
 ) -> None:
     folder, drafter = read_target(target_dir), in_fp16(read_drafter(drafter_dir).float())
     tokenizer = ChatTokenizer(target_dir, folder.bos_token, folder.eos_token)
-    encoded = [
-        tokenizer.encode(tokenizer.as_prompt([user_message(prompt.turns[0])]))
-        for prompt in read_prompts(prompts, limit)
-    ]
+    encoded = [tokenizer.encode(tokenizer.as_prompt(prompt.conversation())) for prompt in read_prompts(prompts, limit)]
     stops = frozenset(folder.stop_token_ids)
 
     def answers(model: Any) -> list[list[int]]:
@@ -87,6 +85,7 @@ def main(
             {
                 "weights": variant,
                 "acceptance_length": acceptance(model, own),
+                "on_fp16_answers": acceptance(model, texts),
                 "mean_kl": agreement.mean_kl,
                 "max_kl": agreement.max_kl,
                 "same_argmax": agreement.argmax,
