@@ -4,10 +4,10 @@
 
 Weights, scales and the drafter are rounded to fp16, as an fp16 bundle holds them; the row "fp32" alone keeps the target's weights.
 PyTorch then computes in fp32, so that nothing but the weights differs: neither fp16's own arithmetic nor ONNX Runtime's rounding of
-activations is in these numbers. Logits are compared on the fp16 target's greedy answers (teacher forced, answers only); the
-acceptance length of a row is measured on its own answers, and, paired with the fp16 target's, on the answers of that one: there the row's
-features draft and the fp16 target's tokens accept. The row "lm_head" also quantises the product with the vocabulary, which
-the export leaves a float. The last line of stdout is one JSON object.
+activations is in these numbers. Logits are compared on the fp16 target's greedy answers (teacher forced, answers only). The
+acceptance length of a row is measured on its own answers, and, to leave out what another text makes of it, with the row's features
+on the fp16 target's answers. The row "lm_head" also quantises the product with the vocabulary, which the export leaves a float. The
+last line of stdout is one JSON object.
 """
 
 from __future__ import annotations
