@@ -40,11 +40,11 @@ def main() -> None:
     lines: dict[str, dict[str, Any]] = {}
     for step in steps(out):
         left = TOTAL_S - (time.monotonic() - began)
-        lacking = [name for name in needed(step) if lines[name]["status"] != "ok"]
+        lacking = unmet(step, lines)
         if step.needs_gpu and no_gpu:
             line: dict[str, Any] = {"status": "skipped", "reason": no_gpu}
         elif lacking:
-            line = {"status": "skipped", "reason": f"the step {lacking[0]} is {lines[lacking[0]]['status']}"}
+            line = {"status": "skipped", "reason": lacking}
         elif left < 10:
             line = {"status": "skipped", "reason": f"out of time: {TOTAL_S} s are over"}
         else:
@@ -79,7 +79,23 @@ def why_no_gpu() -> str:
 
 def needed(step: Step) -> list[str]:
     """Names of the steps whose success `step` depends on."""
-    return [*step.after, *(match[1] for word in step.command if (match := REFERENCE.fullmatch(word)))]
+    return [match[1] for match in references(step)]
+
+
+def references(step: Step) -> list[re.Match[str]]:
+    return [match for word in step.command if (match := REFERENCE.fullmatch(word))]
+
+
+def unmet(step: Step, lines: dict[str, dict[str, Any]]) -> str:
+    """Why `step` cannot run after what earlier steps left; empty where it can."""
+    for name in needed(step):
+        if lines[name]["status"] != "ok":
+            return f"the step {name} is {lines[name]['status']}"
+    for match in references(step):
+        made = lines[match[1]]["result"]
+        if match[2] not in made:
+            return made.get("failed", {}).get(match[2]) or f"the step {match[1]} made no {match[2]}"
+    return ""
 
 
 def arguments(step: Step, python: str, lines: dict[str, dict[str, Any]]) -> list[str]:

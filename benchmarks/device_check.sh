@@ -1,6 +1,8 @@
 #!/bin/sh
-# What only a GPU can show of a two-part fp16 bundle and of training, in one run of at most 15 minutes: ./benchmarks/device_check.sh
+# What only a GPU can show of engines and of training, in one run of at most 15 minutes: ./benchmarks/device_check.sh
 #
+# In order of value: the walk's kernel, the gradients of flex_attention, then engines of five forms (fp16, native attention, int8,
+# int4, bf16), each compared, its texts read, and timed; then training, then TensorRT-RTX.
 # Needs a CUDA driver and Python 3.10 to 3.13; what else is missing is installed from the package index into $OUT/venv, beside
 # the packages that are there. Every step has a time limit and goes its own way: one that fails or has to be skipped is recorded
 # with the reason, and the next one runs. One JSON line per step in $OUT/device_check.jsonl, its output in $OUT/STEP.log.

@@ -39,6 +39,17 @@ NVCC = (
     "nvidia-cuda-runtime==13.0.88",
     "nvidia-cuda-cccl==13.0.85",
 )
+# name of a form of the bundle -> what `lilicorr-export build` is given, in order of value
+VARIANTS = {
+    "fp16": ("--precision", "fp16"),
+    "native": ("--precision", "fp16", "--attention", "native"),
+    "int8": ("--precision", "fp16", "--weights", "int8", "--weights-block", "64"),
+    "int4": ("--precision", "fp16", "--weights", "int4", "--weights-block", "64"),
+    "bf16": ("--precision", "bf16"),
+}
+LIMITS = ("--max-context", "512", "--max-batch", "1")
+# `compare` runs graphs in ONNX Runtime, which has no bf16, and gives outputs memory of their own, which native engines do not take
+NOT_COMPARED = ("native", "bf16")
 
 
 @dataclass(frozen=True)
@@ -48,62 +59,56 @@ class Step:
     Attributes:
         limit_s: Seconds after which it is stopped.
         command: The first word is "python", "pip", "make" or one of our commands. "{STEP.KEY}" stands for that key of an earlier
-            step's result, which must have succeeded.
-        after: Further steps that must have succeeded.
+            step's result, which must have succeeded and have it.
         needs_gpu: Skipped, with the reason, where there is none.
     """
 
     name: str
     limit_s: int
     command: tuple[str, ...]
-    after: tuple[str, ...] = ()
     needs_gpu: bool = True
 
 
 def steps(out: Path) -> list[Step]:
-    """Cheap and independent ones first, so that a short lease still shows the kernel."""
-    bundle, benchmark = str(out / "bundle"), "benchmarks/{}.py".format
+    """By value: is the kernel right, are the gradients, are the engines of every form; then training and TensorRT-RTX.
+
+    A step that is reached after the whole time is skipped: what stands last is lost first.
+    """
+    benchmark = "benchmarks/{}.py".format
     found = [Step(name, 240, ("pip", *PACKAGES[name])) for name in PACKAGES]
     found.append(Step("doctor", 60, ("lilicorr-run", "doctor", "--json"), needs_gpu=False))
-    large = ("--set", "anchors_per_sequence=256", "--set", "max_length=2048", "--set", "bf16=true")
     target, drafter = ("--target", "{pair.target}"), ("--drafter", "{pair.drafter}")
-    sizes = ("--precision", "fp16", "--max-context", "512", "--max-batch", "1")
     found += [
-        Step("kernel", 150, ("python", benchmark("device_kernel"), "--out", str(out))),
-        Step("round", 150, ("python", benchmark("device_round"))),
-        Step(
-            "throughput",
-            150,
-            ("python", benchmark("train_throughput"), "recipes/smollm2-135m.yaml", "--repeats", "1", *large),
-        ),
-        Step("pair", 150, ("python", benchmark("device_pair"), "--out", str(out))),
-        Step("train", 150, ("python", benchmark("device_train"), *target, "--out", str(out / "train"))),
-        Step("bundle", 200, ("lilicorr-export", "build", *target, *drafter, *sizes, "--out", bundle, "--json")),
-        Step("plugin", 150, ("make", "plugin")),
+        Step("kernel", 90, ("python", benchmark("device_kernel"), "--out", str(out))),
+        Step("gradients", 120, ("python", benchmark("device_gradients"))),
+        Step("round", 60, ("python", benchmark("device_round"))),
+        Step("pair", 60, ("python", benchmark("device_pair"), "--out", str(out))),
+        Step("bundles", 160, ("python", benchmark("device_bundles"), *target, *drafter, "--out", str(out))),
+        Step("plugin", 90, ("make", "plugin")),
     ]
-    for backend in ("tensorrt", "tensorrt-rtx"):
-        engines = f"{{engine-{backend}.engines}}"
-        bench = ("--prompts", "examples/prompts.jsonl", "--limit", "3", "--max-new-tokens", "64", "--json")
-        found += [
-            Step(
-                f"engine-{backend}",
-                240,
-                ("lilicorr-export", "engine", "{bundle.bundle}", "--backend", backend, "--json"),
-            ),
-            Step(
-                f"compare-{backend}",
-                90,
-                ("lilicorr-export", "compare", "{bundle.bundle}", "--engines", engines, "--json"),
-            ),
-            # --backend takes the engine folder that fits this machine, so it needs the engines as `compare` does
-            Step(
-                f"bench-{backend}",
-                120,
-                ("lilicorr-run", "bench", "{bundle.bundle}", "--backend", backend, *bench),
-                after=(f"engine-{backend}",),
-            ),
-        ]
-    found.append(
-        Step("rtx-unnamed", 150, ("python", benchmark("device_portable"), "{bundle.bundle}", "--out", str(out)))
-    )
+    for form in VARIANTS:
+        found += _engine_steps(form, "tensorrt", form)
+    large = ("--set", "anchors_per_sequence=256", "--set", "max_length=2048", "--set", "bf16=true")
+    throughput = (benchmark("train_throughput"), "recipes/smollm2-135m.yaml", "--repeats", "1")
+    found += [
+        Step("throughput", 90, ("python", *throughput, *large)),
+        Step("train", 120, ("python", benchmark("device_train"), *target, "--out", str(out / "train"))),
+        *_engine_steps("rtx", "tensorrt-rtx", "fp16"),
+        Step("rtx-unnamed", 90, ("python", benchmark("device_portable"), "{bundles.fp16}", "--out", str(out))),
+    ]
+    return found
+
+
+def _engine_steps(name: str, backend: str, form: str) -> list[Step]:
+    """Build the engines of one form, compare their tensors, then their texts, and time them."""
+    bundle, engines = f"{{bundles.{form}}}", ("--engines", f"{{engine-{name}.engines}}")
+    walk = () if form == "fp16" else ("--no-plugin",)  # one form proves the plugin, the others do without its success
+    bench = ("--prompts", "examples/prompts.jsonl", "--limit", "3", "--max-new-tokens", "64", "--json")
+    found = [
+        Step(f"engine-{name}", 150, ("lilicorr-export", "engine", bundle, "--backend", backend, *walk, "--json")),
+        Step(f"texts-{name}", 60, ("python", "benchmarks/device_texts.py", bundle, *engines)),
+        Step(f"bench-{name}", 60, ("lilicorr-run", "bench", bundle, *engines, *bench)),
+    ]
+    if form not in NOT_COMPARED:
+        found.insert(1, Step(f"compare-{name}", 60, ("lilicorr-export", "compare", bundle, *engines, "--json")))
     return found

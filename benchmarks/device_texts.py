@@ -2,9 +2,9 @@
 
     python benchmarks/device_texts.py BUNDLE --engines BUNDLE/engines/tensorrt-sm90-11.4.0
 
-The first is the product's promise: a difference that is no tie fails the step. The second is all that can be said of native engines,
-which `compare` cannot run; two devices round differently, so it is reported and not judged. bf16 bundles have no second: ONNX Runtime
-does not run them on a CPU. Last line of stdout: one JSON object.
+The first is the product's promise: a difference that is no tie fails the step. The second is all that can be said of native
+engines, which `compare` cannot run; two devices round differently, so it is reported and not judged. bf16 bundles have no second:
+ONNX Runtime does not run them on a CPU. Last line of stdout: one JSON object.
 """
 
 from __future__ import annotations

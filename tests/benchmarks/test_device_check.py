@@ -48,20 +48,40 @@ def test_the_limits_fit_a_short_lease(check, tmp_path):
     assert len(set(names)) == len(names)
     for index, step in enumerate(check.steps(tmp_path)):
         assert set(check.needed(step)) <= set(names[:index])  # only on earlier ones
+        assert step.limit_s <= check.TOTAL_S / 2
+
+
+def test_every_form_of_a_bundle_has_its_engines_compared_read_and_timed(check, tmp_path):
+    names = [step.name for step in check.steps(tmp_path)]
+    forms = ["fp16", "native", "int8", "int4", "bf16"]
+    assert [name.removeprefix("texts-") for name in names if name.startswith("texts-")] == [*forms, "rtx"]
+    assert [name for name in names if name.startswith("compare-")] == [
+        f"compare-{form}" for form in ("fp16", "int8", "int4", "rtx")
+    ]
+    for form in forms:
+        first = names.index(f"engine-{form}")
+        assert names.index(f"texts-{form}") < names.index(f"bench-{form}") < first + 4
 
 
 def test_every_script_and_every_option_of_a_step_exists(check, tmp_path):
     import importlib
 
     import click
+    from device_steps import LIMITS, VARIANTS
+
+    from lilicorr.export.cli import main as export
 
     for step in check.steps(tmp_path):
         program, *rest = step.command
         if program == "python":
             assert (ROOT / rest[0]).is_file()
+            importlib.import_module(Path(rest[0]).stem).main.make_context(rest[0], list(rest[1:]))
         elif program in check.COMMANDS:
             group = importlib.import_module(f"lilicorr.{check.COMMANDS[program]}.cli").main
             group.commands[rest[0]].make_context(rest[0], list(rest[1:]), parent=click.Context(group))
+    for options in VARIANTS.values():
+        pair = ["--target", "T", "--drafter", "D", "--out", "O"]
+        export.commands["build"].make_context("build", [*pair, *LIMITS, *options], parent=click.Context(export))
 
 
 def run(check, tmp_path, code, limit=20.0):
@@ -99,10 +119,19 @@ def test_a_step_beyond_its_limit_ends_with_its_children(check, tmp_path):
 
 
 def test_references_take_values_from_earlier_results(check):
-    step = check.Step("x", 1, ("python", "a.py", "{pair.target}", "--out", "{not-one"), after=("plugin",))
-    assert check.needed(step) == ["plugin", "pair"]
+    step = check.Step("x", 1, ("python", "a.py", "{pair.target}", "--out", "{not-one"))
+    assert check.needed(step) == ["pair"]
     lines = {"pair": {"status": "ok", "result": {"target": "T"}}}
+    assert check.unmet(step, lines) == ""
     assert check.arguments(step, "py", lines) == ["py", "a.py", "T", "--out", "{not-one"]
+
+
+def test_what_an_earlier_step_did_not_make_is_the_reason(check):
+    step = check.Step("x", 1, ("python", "a.py", "{bundles.int4}"))
+    assert check.unmet(step, {"bundles": {"status": "timeout"}}) == "the step bundles is timeout"
+    made = {"fp16": "F", "failed": {"int4": "error: no block fits"}}
+    assert check.unmet(step, {"bundles": {"status": "ok", "result": made}}) == "error: no block fits"
+    assert check.unmet(step, {"bundles": {"status": "ok", "result": {}}}) == "the step bundles made no int4"
 
 
 def test_only_what_is_missing_is_installed(check, monkeypatch):
