@@ -176,11 +176,11 @@ def _require_same_models(bundle: Bundle, target: Path, drafter: Path) -> Pair:
 
 def _encode(bundle: Bundle, prompts: Sequence[Prompt]) -> list[list[int]]:
     """Token ids of the first turn of every prompt, through the chat template where there is one."""
-    from lilicorr.runtime.tokenizer import ChatTokenizer, user_message
+    from lilicorr.runtime.tokenizer import ChatTokenizer
 
     target = bundle.manifest.target
     tokenizer = ChatTokenizer(bundle.folder, target.bos_token, target.eos_token)
-    return [tokenizer.encode(tokenizer.as_prompt([user_message(prompt.turns[0])])) for prompt in prompts]
+    return [tokenizer.encode(tokenizer.as_prompt(prompt.conversation())) for prompt in prompts]
 
 
 def _stretched(answer: list[int], block: int) -> list[int]:

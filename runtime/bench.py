@@ -19,7 +19,7 @@ from lilicorr.runtime.errors import UserError
 from lilicorr.runtime.lossless import compare
 from lilicorr.runtime.prompts import Prompt
 from lilicorr.runtime.session import Session
-from lilicorr.runtime.tokenizer import Message, user_message
+from lilicorr.runtime.tokenizer import Message
 
 _WARM_TOKENS = 16
 _STEP_REPEATS = 9
@@ -45,13 +45,13 @@ def run_bench(
     Raises:
         UserError: no prompt fits the context.
     """
-    fitting = [prompt for prompt in prompts if _fits(session, [user_message(prompt.turns[0])])]
+    fitting = [prompt for prompt in prompts if _fits(session, prompt.conversation())]
     if not fitting:
         raise UserError(
             f"no prompt fits the bundle's context of {session.manifest.limits.max_context} tokens",
             hint="lilicorr-export build … --max-context N",
         )
-    warm = session.tokenizer.as_prompt([user_message(fitting[0].turns[0])])
+    warm = session.tokenizer.as_prompt(fitting[0].conversation())
     session.generate(warm, max_new_tokens=_WARM_TOKENS)  # untimed: pages in weights, touches buffers
     answered = []
     for number, prompt in enumerate(fitting, start=1):
@@ -86,9 +86,9 @@ def verify_cost(session: Session, context: int = 256) -> dict[str, float]:
 
 def _answer(session: Session, prompt: Prompt, most: int, compare_argmax: bool, *, plain_first: bool) -> Answered:
     """Answer all turns; stops before a turn that no longer fits the context."""
-    one, conversation = Answered(prompt), list[Message]()
-    for turn in prompt.turns:
-        conversation.append(user_message(turn))
+    one = Answered(prompt)
+    for _ in prompt.turns:
+        conversation = prompt.conversation([answer.text for answer in one.plain])
         if not _fits(session, conversation):
             break
         query = session.tokenizer.as_prompt(conversation)
@@ -107,7 +107,6 @@ def _answer(session: Session, prompt: Prompt, most: int, compare_argmax: bool, *
                 partial(session.loop.top_two, session.encode(query)),
             )
         )
-        conversation.append({"role": "assistant", "content": plain.text})
     return one
 
 

@@ -1,4 +1,4 @@
-"""Prompt files: JSON lines with `turns` (list of user messages), optional `id` and `category`.
+"""Prompt files: JSON lines with `turns` (list of user messages) or a chat's `messages`, optional `id` and `category`.
 
 Reads and validates; knows nothing of tokens or templates.
 """
@@ -6,26 +6,42 @@ Reads and validates; knows nothing of tokens or templates.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from lilicorr.runtime.errors import UserError
+from lilicorr.runtime.messages import read_messages
+from lilicorr.runtime.tokenizer import Message
 
 _EXAMPLE = 'one line per prompt, like {"id": "q-1", "category": "maths", "turns": ["What is 2 + 2?"]}'
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One conversation to answer: the user's messages in order."""
+    """One conversation to answer: the user's messages in order, after a system message where there is one."""
 
     id: str
     category: str
     turns: tuple[str, ...]
+    system: str | None = None
+
+    def conversation(self, answers: Sequence[str] = ()) -> list[Message]:
+        """The chat with the first turns answered: ready for the next answer, or complete."""
+        messages = [] if self.system is None else [{"role": "system", "content": self.system}]
+        for turn, answer in zip_longest(self.turns[: len(answers) + 1], answers):
+            messages.append({"role": "user", "content": turn})
+            if answer is not None:
+                messages.append({"role": "assistant", "content": answer})
+        return list[Message](messages)
 
 
 def read_prompts(path: str | Path, limit: int | None = None) -> list[Prompt]:
     """The prompts of a file, at most `limit`. A missing id is the line number, a missing category is "".
+
+    What the assistant says in `messages` is left out: it is asked again.
 
     Raises:
         UserError: no such file, nothing in it, or a malformed line (named as file:line).
@@ -53,8 +69,24 @@ def _parse(line: str, where: str, number: int) -> Prompt:
         raise UserError(f"{where}: not JSON: {error}", hint=_EXAMPLE) from None
     if not isinstance(data, dict):
         raise UserError(f"{where}: expected an object, found {type(data).__name__}", hint=_EXAMPLE)
-    turns = data.get("turns")
-    if not isinstance(turns, list) or not turns or not all(isinstance(t, str) and t.strip() for t in turns):
+    turns, system = _turns(data, where)
+    return Prompt(str(data.get("id", number)), str(data.get("category", "")), turns, system)
+
+
+def _turns(data: dict[str, Any], where: str) -> tuple[tuple[str, ...], str | None]:
+    """The user's messages, and the system message if there is one."""
+    if "turns" in data or not data.keys() & {"messages", "conversations"}:
+        turns, system = data.get("turns"), None
         found = "nothing" if "turns" not in data else json.dumps(turns)[:80]
-        raise UserError(f"{where}: expected `turns` as a list of non-empty strings, found {found}", hint=_EXAMPLE)
-    return Prompt(str(data.get("id", number)), str(data.get("category", "")), tuple(turns))
+        expected = "`turns` as a list of non-empty strings"
+    else:
+        try:
+            messages = read_messages(data)
+        except UserError as error:
+            raise UserError(f"{where}: {error.what}", hint=error.hint) from None
+        turns = [message["content"] for message in messages if message["role"] == "user"]
+        system = messages[0]["content"] if messages[0]["role"] == "system" else None
+        found, expected = json.dumps(turns)[:80], "user messages that are not empty"
+    if not isinstance(turns, list) or not turns or not all(isinstance(t, str) and t.strip() for t in turns):
+        raise UserError(f"{where}: expected {expected}, found {found}", hint=_EXAMPLE)
+    return tuple(turns), system

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -49,3 +50,37 @@ def test_empty_missing_and_binary_files(tmp_path: Path) -> None:
     for name in ("none", "binary"):
         with pytest.raises(UserError, match="cannot be read"):
             read_prompts(tmp_path / name)
+
+
+def test_a_chats_messages_are_its_turns(tmp_path: Path) -> None:
+    """What the assistant said there is asked again; the system message stays."""
+    chat = [("system", "Be brief."), ("user", "a"), ("assistant", "not kept"), ("user", "b"), ("assistant", "nor this")]
+    messages = [{"role": role, "content": content} for role, content in chat]
+    lines = [{"id": "x", "messages": messages}, {"messages": messages[1:2]}, {"turns": ["c"], "messages": messages}]
+    (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    expected = [Prompt("x", "", ("a", "b"), "Be brief."), Prompt("2", "", ("a",)), Prompt("3", "", ("c",))]
+    assert read_prompts(tmp_path / "p.jsonl") == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"messages": [{"role": "user", "content": " "}]}', r'p\.jsonl:1: expected user messages .* found \[" "\]'),
+        ('{"messages": [{"role": "system", "content": "s"}]}', r"p\.jsonl:1: expected user messages .* found \[\]"),
+        ('{"messages": [{"role": "bot", "content": "a"}]}', r"p\.jsonl:1: message 1: expected a `role`"),
+        ('{"conversations": []}', r"p\.jsonl:1: found `conversations`, expected `messages`"),
+    ],
+)
+def test_malformed_chat_is_named(tmp_path: Path, line: str, message: str) -> None:
+    (tmp_path / "p.jsonl").write_text(line)
+    with pytest.raises(UserError, match=message):
+        read_prompts(tmp_path / "p.jsonl")
+
+
+def test_a_conversation_grows_by_its_answers() -> None:
+    prompt = Prompt("x", "", ("a", "b"), "s")
+    chat = [("system", "s"), ("user", "a"), ("assistant", "A"), ("user", "b"), ("assistant", "B")]
+    messages = [{"role": role, "content": content} for role, content in chat]
+    grown = [prompt.conversation(["A", "B"][:answered]) for answered in range(3)]
+    assert grown == [messages[:2], messages[:4], messages]
+    assert Prompt("x", "", ("a",)).conversation() == messages[1:2]
