@@ -28,9 +28,10 @@ PACKAGES = {
         "onnxscript": "onnxscript>=0.5,<1",
     },
     "install-tensorrt": {"tensorrt": "tensorrt>=10.3,<12"},
-    "install-rtx": {"tensorrt_rtx": "tensorrt-rtx>=1.4,<2"},
     "install-nvcc": {"cmake": "cmake>=3.22,<5"},
+    "install-rtx": {"tensorrt_rtx": "tensorrt-rtx>=1.4,<2"},
 }
+INSTALL_S = 150
 # the compiler, where CUDA is not installed: it has no module to look for
 NVCC = (
     "nvidia-cuda-nvcc==13.0.88",
@@ -75,8 +76,8 @@ def steps(out: Path) -> list[Step]:
     A step that is reached after the whole time is skipped: what stands last is lost first.
     """
     benchmark = "benchmarks/{}.py".format
-    found = [Step(name, 240, ("pip", *PACKAGES[name])) for name in PACKAGES]
-    found.append(Step("doctor", 60, ("lilicorr-run", "doctor", "--json"), needs_gpu=False))
+    *early, last = (Step(name, INSTALL_S, ("pip", *packages)) for name, packages in PACKAGES.items())
+    found = [*early, Step("doctor", 60, ("lilicorr-run", "doctor", "--json"), needs_gpu=False)]
     target, drafter = ("--target", "{pair.target}"), ("--drafter", "{pair.drafter}")
     found += [
         Step("kernel", 90, ("python", benchmark("device_kernel"), "--out", str(out))),
@@ -93,6 +94,7 @@ def steps(out: Path) -> list[Step]:
     found += [
         Step("throughput", 90, ("python", *throughput, *large)),
         Step("train", 120, ("python", benchmark("device_train"), *target, "--out", str(out / "train"))),
+        last,
         *_engine_steps("rtx", "tensorrt-rtx", "fp16"),
         Step("rtx-unnamed", 90, ("python", benchmark("device_portable"), "{bundles.fp16}", "--out", str(out))),
     ]
@@ -105,7 +107,7 @@ def _engine_steps(name: str, backend: str, form: str) -> list[Step]:
     walk = () if form == "fp16" else ("--no-plugin",)  # one form proves the plugin, the others do without its success
     bench = ("--prompts", "examples/prompts.jsonl", "--limit", "3", "--max-new-tokens", "64", "--json")
     found = [
-        Step(f"engine-{name}", 150, ("lilicorr-export", "engine", bundle, "--backend", backend, *walk, "--json")),
+        Step(f"engine-{name}", 120, ("lilicorr-export", "engine", bundle, "--backend", backend, *walk, "--json")),
         Step(f"texts-{name}", 60, ("python", "benchmarks/device_texts.py", bundle, *engines)),
         Step(f"bench-{name}", 60, ("lilicorr-run", "bench", bundle, *engines, *bench)),
     ]
