@@ -22,7 +22,7 @@ def dense_loss(trainer: Trainer, lm_head: Tensor, item: Conversation, generator:
     recipe, drafter, tables = trainer.recipe, trainer.drafter, trainer.tables
     weights, config, head = recipe.objective, drafter.config, drafter.head
     assert isinstance(head, LiLiCorrHead)
-    choices = torch.arange(item.answer, len(item.ids) - 1)
+    choices = torch.tensor(item.anchors)
     anchors = choices[torch.randperm(len(choices), generator=generator)[: recipe.anchors_per_sequence].sort().values]
     anchors = anchors.to(trainer.device)
     features, target_hidden = (t.to(trainer.device).float() for t in trainer.cache.get(item))
@@ -36,7 +36,8 @@ def dense_loss(trainer: Trainer, lm_head: Tensor, item: Conversation, generator:
         logits = F.linear(hidden, tables.rows).float()
         log_q = logits.log_softmax(-1)
         inside = positions[:, 1:].clamp_max(len(ids) - 1)
-        supervised = positions[:, 1:] < len(ids)
+        ends = [next(end for begin, end in item.answers if begin <= anchor < end) for anchor in anchors.tolist()]
+        supervised = positions[:, 1:] < torch.tensor(ends, device=trainer.device)[:, None]
         gold = trainer.to_draft[ids[inside]]
 
         labelled = supervised & (gold >= 0)

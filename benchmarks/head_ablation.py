@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from lilicorr.train.config import HeadConfig
-from lilicorr.train.data import Conversation
+from lilicorr.train.conversation import Conversation
 from lilicorr.train.heads import Stage, embed, pick_blocks
 from lilicorr.train.lilicorr import LiLiCorrHead
 from lilicorr.train.objective import Blocks, Weights, lattice_terms
@@ -74,7 +74,7 @@ class Kept:
 def keep(trainer: Trainer, items: Sequence[Conversation], anchors: int) -> Kept:
     parts = []
     for index, item in enumerate(items):
-        choices = torch.arange(item.answer, len(item.ids) - 1)
+        choices = torch.tensor(item.anchors)
         picked = torch.randperm(len(choices), generator=torch.Generator().manual_seed(index))[:anchors]
         blocks = trainer.blocks(item, choices[picked.sort().values])
         best = pick_blocks(blocks, trainer.tables, TOPK, Weights(), Stage(0.0, 2048))

@@ -144,8 +144,8 @@ def random_trainer(recipe: Any) -> tuple[Any, Any, Any]:
 
     trainer = Bare()
     ids = torch.randint(trainer.drafter.config.output_size, (recipe.max_length,)).tolist()
-    # A fifth of the text is the question, as in chat data.
-    return trainer, Conversation("random", tuple(ids), recipe.max_length // 5), trainer.embeddings
+    answer = (recipe.max_length // 5, recipe.max_length)  # a fifth of the text is the question, as in chat data
+    return trainer, Conversation("random", tuple(ids), (answer,)), trainer.embeddings
 
 
 class Peak:

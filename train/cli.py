@@ -34,7 +34,7 @@ def main() -> None:
     "--endpoint", metavar="URL", help="OpenAI-compatible server that serves the target, like http://host:8000/v1."
 )
 @click.option("--model", help="Name of the target on that server.")
-@click.option("--prompts", required=True, type=FILE, help="JSON lines with `id`, `category` and `turns`.")
+@click.option("--prompts", required=True, type=FILE, help="JSON lines with `turns` or `messages`.")
 @click.option("--out", required=True, type=FILE, help="JSON lines to append to; ids it holds are skipped.")
 @click.option(
     "--max-new-tokens", default=MAX_NEW_TOKENS, show_default=True, type=click.IntRange(1), help="Longest response."
@@ -78,8 +78,8 @@ def regenerate(
         click.echo(json.dumps(dataclasses.asdict(result)))
         return
     click.echo(
-        f"{out}: {result.written} responses written ({result.finished} ended by themselves, {result.tokens} tokens), "
-        f"{result.already_done} were there, {result.too_long} prompts too long"
+        f"{out}: {result.answers} responses written ({result.finished} ended by themselves, {result.tokens} tokens), "
+        f"{result.already_done} prompts were there, {result.too_long} are too long, {result.cut_short} chats cut short"
     )
 
 

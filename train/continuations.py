@@ -15,7 +15,7 @@ from typing import Any
 
 from lilicorr.runtime.errors import UserError
 from lilicorr.runtime.prompts import Prompt
-from lilicorr.train.data import encode_question
+from lilicorr.train.chat import encode_chat
 from lilicorr.train.generate import greedy_batch, sampled_batch
 from lilicorr.train.progress import Progress
 from lilicorr.train.target import stop_token_ids
@@ -25,7 +25,7 @@ BATCH_SIZE = 16
 
 @dataclass(frozen=True)
 class Continuation:
-    """The first user message of a prompt in the chat template, and the tokens the target answers; the last may be a stop token."""
+    """The opening of a prompt in the chat template, and the tokens the target answers; the last may be a stop token."""
 
     id: str
     category: str
@@ -52,7 +52,7 @@ def continuations(
         UserError: no prompt fits, or `file` cannot be read or written.
     """
     room = model.config.max_position_embeddings - max_new_tokens
-    encoded = [(prompt, tuple(encode_question(tokenizer, prompt.turns[0]))) for prompt in prompts]
+    encoded = [(prompt, tuple(encode_chat(tokenizer, prompt.conversation()))) for prompt in prompts]
     wanted = [(prompt, ids, seed) for prompt, ids in encoded if len(ids) <= room for seed in seeds]
     if not wanted:
         raise UserError(

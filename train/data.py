@@ -1,4 +1,10 @@
-"""Training sequences: the target's responses as token ids with the position where supervision begins."""
+"""Training sequences from JSON lines: a question with the target's response, or a chat's `messages`.
+
+    {"id": "q-1", "turns": ["What is 2 + 2?"], "response": "4.", "finished": true}
+    {"id": "c-1", "messages": [{"role": "user", "content": "What is 2 + 2?"}, {"role": "assistant", "content": "4."}, …]}
+
+`finished`, of a line with `response` or of an assistant's message, says whether its end token is part of the answer.
+"""
 
 from __future__ import annotations
 
@@ -6,38 +12,24 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lilicorr.runtime.errors import UserError
+from lilicorr.runtime.messages import read_messages
+from lilicorr.runtime.tokenizer import Message, user_message
+from lilicorr.train.chat import training_sequences
 from lilicorr.train.conversation import Conversation
 from lilicorr.train.token_cache import tokenised
 
 _REGENERATE = "lilicorr-train regenerate --help"
 
 
-def ends_in_loop(ids: Sequence[int], max_period: int = 32, repeats: int = 3) -> bool:
-    """True when the tail repeats itself: some period ≤ max_period, `repeats` times over."""
-    for period in range(1, max_period + 1):
-        tail = ids[-period * repeats :]
-        if len(tail) == period * repeats and all(tail[i] == tail[i - period] for i in range(period, len(tail))):
-            return True
-    return False
-
-
-def encode_question(tokenizer: Any, message: str) -> list[int]:
-    """Token ids of one user message in the target's chat template (a transformers tokenizer's), ready to be answered."""
-    messages = [{"role": "user", "content": message}]
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    return tokenizer(text, add_special_tokens=False).input_ids
-
-
 def read_sequences(
     files: Iterable[Path | str], tokenizer: Any, *, max_length: int, block_size: int, cache: Path | None = None
 ) -> list[Conversation]:
-    """Read `lilicorr-train regenerate` output; looping answers and answers shorter than a block are left out.
+    """Read JSON lines; looping answers and answers shorter than a block are left out.
 
     Args:
         tokenizer: a transformers tokenizer with a chat template.
@@ -54,14 +46,12 @@ def read_sequences(
         )
     paths = [Path(file) for file in files]
     whole = [item for path in paths for item in tokenised(path, tokenizer, partial(_encode, tokenizer), cache)]
-    sequences = [
-        replace(item, ids=item.ids[:max_length])
-        for item in whole
-        if len(item.ids) - item.answer >= block_size and item.answer + block_size < max_length
-    ]
+    cut = (item.cut(max_length, block_size) for item in whole)
+    sequences = [item for item in cut if item is not None]
     if not sequences:
+        answers = sum(len(item.answers) for item in whole)
         raise UserError(
-            f"no usable response in {[str(path) for path in paths]}: {len(whole)} answers that do not loop, none of at least "
+            f"no usable response in {[str(path) for path in paths]}: {answers} answers that do not loop, none of at least "
             f"{block_size} tokens (`block_size`) that begins in the first {max_length - block_size} (`max_length`)",
             hint=_REGENERATE,
         )
@@ -73,24 +63,37 @@ def _encode(tokenizer: Any, file: Path) -> list[Conversation]:
     sequences = []
     for number, record in _records(file):
         try:
-            question, response = record["turns"][0], record["response"]
-            if not (isinstance(record["turns"], list) and isinstance(question, str) and isinstance(response, str)):
-                raise TypeError("`turns` is a list of texts and `response` a text")
-            prompt = encode_question(tokenizer, question)
-            answer = tokenizer(response, add_special_tokens=False).input_ids
-        except (KeyError, IndexError, TypeError) as error:
-            raise UserError(
-                f"{file}:{number}: expected `id`, `turns` and `response`: {error!r}", hint=_REGENERATE
-            ) from None
-        if ends_in_loop(answer):
-            continue
-        if record.get("finished"):
-            answer = [*answer, tokenizer.eos_token_id]
-        sequences.append(Conversation(str(record.get("id", number)), tuple(prompt + answer), len(prompt)))
+            messages = _messages(record)
+            sequences += training_sequences(tokenizer, str(record.get("id", number)), messages)
+        except UserError as error:
+            raise UserError(f"{file}:{number}: {error.what}", hint=error.hint) from None
     return sequences
 
 
-def _records(file: Path) -> Iterable[tuple[int, dict[str, Any]]]:
+def _messages(record: Any) -> Sequence[Message]:
+    """The chat of a line. Raises UserError when it is none, or when nobody answers in it."""
+    if not isinstance(record, dict):
+        raise UserError(f"expected a JSON object, found {type(record).__name__}", hint=_REGENERATE)
+    if record.keys() & {"messages", "conversations"}:
+        messages = read_messages(record)
+        finished = [message.get("finished", True) for message in messages if message["role"] == "assistant"]
+        if not finished:
+            raise UserError("no message of the assistant, there is nothing to learn from", hint=_REGENERATE)
+        if not all(isinstance(value, bool) for value in finished):
+            raise UserError(f"expected `finished` true or false, found {finished}", hint=_REGENERATE)
+        return messages
+    turns, response = record.get("turns"), record.get("response")
+    if not (isinstance(turns, list) and turns and isinstance(turns[0], str) and isinstance(response, str)):
+        raise UserError(
+            "expected `turns` (a list of texts) and `response` (a text), or `messages`; found "
+            + (", ".join(f"`{key}`: {json.dumps(value)[:40]}" for key, value in record.items()) or "nothing"),
+            hint=_REGENERATE,
+        )
+    answer = {"role": "assistant", "content": response, "finished": bool(record.get("finished"))}
+    return [user_message(turns[0]), answer]
+
+
+def _records(file: Path) -> Iterable[tuple[int, Any]]:
     try:
         lines = file.read_text(encoding="utf-8").split("\n")  # not splitlines: JSON strings may hold U+2028
     except (OSError, UnicodeDecodeError) as error:
@@ -116,7 +119,7 @@ def split(sequences: Sequence[Conversation], held_out: float) -> tuple[list[Conv
 def frequent_tokens(sequences: Iterable[Conversation], size: int, always: Iterable[int] = ()) -> list[int]:
     """The `size` target ids a reduced draft vocabulary keeps, ascending: `always`, then by frequency in the answers, then by id
     (BPE ids rise as merges get rarer)."""
-    counts = Counter(token for item in sequences for token in item.ids[item.answer :])
+    counts = Counter(token for item in sequences for token in item.answer_ids)
     ranked = [*always, *(token for token, _ in counts.most_common())]
     kept = list(dict.fromkeys(ranked))[:size]
     seen = set(kept)

@@ -66,7 +66,7 @@ class Blocks:
     Attributes:
         hidden: (N, S, H) the drafter's final normed rows, one per slot.
         gold: (N, S) int64 draft id of the gold token, -1 outside the draft vocabulary.
-        supervised: (N, S) bool, inside the text and inside the answer.
+        supervised: (N, S) bool, inside the answer that the anchor is in.
         target_hidden: (N, S, H) the target's final normed row that predicts this slot's token, without gradient.
         anchor_row: (N, H) fused context row of the position before the anchor.
         previous: (N, S) int64 target id of the token before the slot's; that of slot 0 is the anchor.

@@ -1,25 +1,27 @@
 """The target's own responses to a prompt file, greedy or sampled: what a drafter is trained on.
 
-One JSON line per prompt, in no particular order: `id`, `category`, `turns`, `response`, `finished` (true when the
-target ended by itself within the limit). Only the first user message is answered, and `turns` is cut to it, so a line
-is always one question and one answer.
+One JSON line per prompt, in no particular order. One question: `id`, `category`, `turns`, `response`, `finished` (true when
+the target ended by itself within the limit). A chat of several turns or with a system message: `id`, `category`, `messages`,
+each turn answered by the target after its own answers, which have `finished` of their own.
 
 Whole batches are appended, so a stopped run loses at most the batch in work; the same command goes on where it stopped.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lilicorr.runtime.errors import UserError
-from lilicorr.runtime.prompts import read_prompts
+from lilicorr.runtime.prompts import Prompt, read_prompts
 from lilicorr.train.progress import Progress
-from lilicorr.train.responders import Responder
+from lilicorr.train.responders import Responder, Response
 
 MAX_NEW_TOKENS = 192
 BATCH_SIZE = 32
@@ -31,9 +33,11 @@ class Regenerated:
 
     prompts: int  # different ids in the prompt file
     already_done: int
-    too_long: int  # prompt and answer do not fit the target's context; skipped
+    too_long: int  # the first turn and its answer do not fit the target's context; skipped
+    cut_short: int  # a later turn does not fit; written up to there
     written: int
-    finished: int
+    answers: int
+    finished: int  # of the answers
     tokens: int
     seconds: float
 
@@ -54,41 +58,65 @@ def regenerate(
     todo = [prompt for id, prompt in reversed(prompts.items()) if id not in done]
     already = len(prompts.keys() & done)
     if not todo:
-        return Regenerated(len(prompts), already, 0, 0, 0, 0, 0.0)
+        return Regenerated(len(prompts), already, 0, 0, 0, 0, 0, 0, 0.0)
 
     answering = responder()
-    fitting, too_long = answering.order(todo)
+    fitting = [todo[i] for i in answering.order([prompt.conversation() for prompt in todo])]
     batches = [fitting[i : i + batch_size] for i in range(0, len(fitting), batch_size)]
     random.Random(0).shuffle(batches)  # a run that is stopped early has seen prompts of every length
     progress = Progress(len(fitting))
 
-    tokens = finished = written = 0
+    tokens = answers = finished = written = cut_short = 0
     with out_file.open("a", encoding="utf-8") as out:
         for batch in batches:
-            for prompt, response in zip(batch, answering.answer(batch), strict=True):
-                if response is None:
-                    too_long += 1
+            for prompt, responses in zip(batch, _answers(answering, batch), strict=True):
+                if not responses:
                     continue
-                line = {
-                    "id": prompt.id,
-                    "category": prompt.category,
-                    "turns": [prompt.turns[0]],
-                    "response": response.text,
-                    "finished": response.finished,
-                }
-                out.write(json.dumps(line) + "\n")
-                written, tokens, finished = written + 1, tokens + response.tokens, finished + response.finished
+                out.write(json.dumps(_line(prompt, responses)) + "\n")
+                written, cut_short = written + 1, cut_short + (len(responses) < len(prompt.turns))
+                answers, finished = answers + len(responses), finished + sum(r.finished for r in responses)
+                tokens += sum(r.tokens for r in responses)
             out.flush()
             progress.advance(len(batch), tokens)
     return Regenerated(
         prompts=len(prompts),
         already_done=already,
-        too_long=too_long,
+        too_long=len(todo) - written,
+        cut_short=cut_short,
         written=written,
+        answers=answers,
         finished=finished,
         tokens=tokens,
         seconds=round(time.monotonic() - progress.began, 1),
     )
+
+
+def _answers(answering: Responder, prompts: Sequence[Prompt]) -> list[list[Response]]:
+    """The responses to the turns of each prompt, up to the first turn that does not fit the context."""
+    answers: list[list[Response]] = [[] for _ in prompts]
+    running = [*range(len(prompts))]
+    while running:
+        chats = [prompts[i].conversation([response.text for response in answers[i]]) for i in running]
+        responses = answering.answer(chats)
+        for i, response in zip(running, responses, strict=True):
+            if response is not None:
+                answers[i].append(response)
+        answered = [i for i, response in zip(running, responses, strict=True) if response is not None]
+        running = [i for i in answered if len(answers[i]) < len(prompts[i].turns)]
+    return answers
+
+
+def _line(prompt: Prompt, responses: Sequence[Response]) -> dict[str, Any]:
+    named = {"id": prompt.id, "category": prompt.category}
+    if len(prompt.turns) == 1 and prompt.system is None:
+        return named | {"turns": [*prompt.turns], "response": responses[0].text, "finished": responses[0].finished}
+    answered = dataclasses.replace(prompt, turns=prompt.turns[: len(responses)])
+    finished = iter(response.finished for response in responses)
+    messages = [
+        {**message, "finished": next(finished)} if message["role"] == "assistant" else message
+        for message in answered.conversation([response.text for response in responses])
+    ]
+    return named | {"messages": messages}
 
 
 def resume(out_file: Path) -> set[str]:

@@ -1,4 +1,4 @@
-"""Who answers the prompts that a drafter is trained on: the target in this process, or a server that speaks the OpenAI protocol.
+"""Who answers the chats that a drafter is trained on: the target in this process, or a server that speaks the OpenAI protocol.
 
 A server (vLLM, SGLang, …) must run the same target with the same chat template; it is asked for chat completions, several at a
 time. The key of `OPENAI_API_KEY` is sent when that variable is set.
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from lilicorr.runtime.errors import UserError
-from lilicorr.runtime.prompts import Prompt
+from lilicorr.runtime.tokenizer import Message
 
 ATTEMPTS = 4  # of one request, while the server is unreachable or overloaded
 TIMEOUT_S = 600.0
@@ -30,19 +30,23 @@ class Response(NamedTuple):
     tokens: int
 
 
+Chat = Sequence[Message]  # that ends with a message of the user
+
+
 class Responder(Protocol):
-    """Answers the first user message of prompts."""
+    """Answers chats."""
 
-    def order(self, prompts: Sequence[Prompt]) -> tuple[list[Prompt], int]:
-        """The prompts in an order that batches well, and how many were left out because they do not fit the context."""
+    def order(self, chats: Sequence[Chat]) -> list[int]:
+        """Their numbers in an order that batches well, without those that do not fit the context."""
 
-    def answer(self, prompts: Sequence[Prompt]) -> list[Response | None]:
-        """One response each; None where the prompt was refused."""
+    def answer(self, chats: Sequence[Chat]) -> list[Response | None]:
+        """One response each; None where a chat does not fit the context."""
 
 
-def prompt_seed(seed: int, prompt: Prompt) -> int:
-    """A seed of its own for every prompt, whatever it is batched with."""
-    return int.from_bytes(hashlib.sha256(f"{seed} {prompt.turns[0]}".encode()).digest()[:4], "big") >> 1
+def chat_seed(seed: int, chat: Chat) -> int:
+    """A seed of its own for every chat, whatever it is batched with."""
+    text = " ".join([str(seed), *(message["content"] for message in chat)])
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
 
 
 class LocalTarget:
@@ -61,37 +65,36 @@ class LocalTarget:
         self.tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         self.stop_ids = stop_token_ids(self.model, self.tokenizer)
         self.max_new_tokens, self.temperature, self.seed = max_new_tokens, temperature, seed
+        self.room = self.model.config.max_position_embeddings - max_new_tokens  # for a chat, in tokens
 
-    def _encode(self, prompt: Prompt) -> list[int]:
-        from lilicorr.train.data import encode_question
+    def _encode(self, chat: Chat) -> list[int]:
+        from lilicorr.train.chat import encode_chat
 
-        return encode_question(self.tokenizer, prompt.turns[0])
+        return encode_chat(self.tokenizer, chat)
 
-    def order(self, prompts: Sequence[Prompt]) -> tuple[list[Prompt], int]:
-        room = self.model.config.max_position_embeddings - self.max_new_tokens
-        lengths = [(len(self._encode(prompt)), prompt) for prompt in prompts]
-        fitting = sorted((item for item in lengths if item[0] <= room), key=lambda item: item[0])
-        return [prompt for _, prompt in fitting], len(lengths) - len(fitting)
+    def order(self, chats: Sequence[Chat]) -> list[int]:
+        lengths = [len(self._encode(chat)) for chat in chats]
+        return sorted((i for i, length in enumerate(lengths) if length <= self.room), key=lengths.__getitem__)
 
-    def answer(self, prompts: Sequence[Prompt]) -> list[Response | None]:
+    def answer(self, chats: Sequence[Chat]) -> list[Response | None]:
+        ids = [self._encode(chat) for chat in chats]
+        fitting = [i for i, prompt in enumerate(ids) if len(prompt) <= self.room]
+        responses: list[Response | None] = [None] * len(chats)
+        if fitting:
+            answers = self._decode([ids[i] for i in fitting], [chats[i] for i in fitting])
+            for i, answer in zip(fitting, answers, strict=True):
+                text = self.tokenizer.decode(answer, skip_special_tokens=True)
+                responses[i] = Response(text, answer[-1] in self.stop_ids, len(answer))
+        return responses
+
+    def _decode(self, prompts: Sequence[Sequence[int]], chats: Sequence[Chat]) -> list[list[int]]:
         from lilicorr.train import generate
 
-        ids = [self._encode(prompt) for prompt in prompts]
-        if self.temperature:
-            answers = generate.sampled_batch(
-                self.model,
-                ids,
-                max_new_tokens=self.max_new_tokens,
-                stop_ids=self.stop_ids,
-                temperature=self.temperature,
-                seeds=[prompt_seed(self.seed, prompt) for prompt in prompts],
-            )
-        else:
-            answers = generate.greedy_batch(self.model, ids, max_new_tokens=self.max_new_tokens, stop_ids=self.stop_ids)
-        return [
-            Response(self.tokenizer.decode(answer, skip_special_tokens=True), answer[-1] in self.stop_ids, len(answer))
-            for answer in answers
-        ]
+        limits = {"max_new_tokens": self.max_new_tokens, "stop_ids": self.stop_ids}
+        if not self.temperature:
+            return generate.greedy_batch(self.model, prompts, **limits)
+        seeds = [chat_seed(self.seed, chat) for chat in chats]
+        return generate.sampled_batch(self.model, prompts, temperature=self.temperature, seeds=seeds, **limits)
 
 
 class Endpoint:
@@ -101,32 +104,33 @@ class Endpoint:
         self.url, self.model = url.rstrip("/"), model
         self.max_new_tokens, self.temperature, self.seed = max_new_tokens, temperature, seed
 
-    def order(self, prompts: Sequence[Prompt]) -> tuple[list[Prompt], int]:
-        return list(prompts), 0
+    def order(self, chats: Sequence[Chat]) -> list[int]:
+        return [*range(len(chats))]
 
-    def answer(self, prompts: Sequence[Prompt]) -> list[Response | None]:
-        """As many requests at a time as there are prompts. A prompt the server refuses (HTTP 400: too long) is left out.
+    def answer(self, chats: Sequence[Chat]) -> list[Response | None]:
+        """As many requests at a time as there are chats. A chat the server refuses (HTTP 400: too long) is left out.
 
         Raises:
-            UserError: the server cannot be reached, refuses every prompt, or answers something else.
+            UserError: the server cannot be reached, refuses every first turn, or answers something else.
         """
-        with ThreadPoolExecutor(len(prompts)) as pool:
-            results = list(pool.map(self._ask, prompts))
+        with ThreadPoolExecutor(len(chats)) as pool:
+            results = list(pool.map(self._ask, chats))
         refusals = [result for result in results if isinstance(result, str)]
-        if len(refusals) == len(prompts):
+        answered_before = any(message["role"] == "assistant" for chat in chats for message in chat)
+        if len(refusals) == len(chats) and not answered_before:
             raise UserError(
                 f"`{self.url}` refuses every prompt: {refusals[0]}", hint="check --model and the server's log"
             )
         return [None if isinstance(result, str) else result for result in results]
 
-    def _ask(self, prompt: Prompt) -> Response | str:
-        """The response, or the reason why the prompt was refused."""
+    def _ask(self, chat: Chat) -> Response | str:
+        """The response, or the reason why the chat was refused."""
         body = {
             "model": self.model,
-            "messages": [{"role": "user", "content": prompt.turns[0]}],
+            "messages": list(chat),
             "max_tokens": self.max_new_tokens,
             "temperature": self.temperature,
-            "seed": prompt_seed(self.seed, prompt),
+            "seed": chat_seed(self.seed, chat),
         }
         headers = {"Content-Type": "application/json"}
         if os.environ.get("OPENAI_API_KEY"):

@@ -16,7 +16,7 @@ from lilicorr.runtime.bundle import file_sha256
 from lilicorr.train.conversation import Conversation
 from lilicorr.train.tensor_file import write_tensors
 
-FORMAT = 1  # raised when what `data` makes of a line changes
+FORMAT = 2  # raised when what `data` makes of a line changes
 
 
 def tokenised(
@@ -49,7 +49,8 @@ def _write(path: Path, sequences: list[Conversation]) -> None:
     tensors = {
         "ids": torch.tensor([id for item in sequences for id in item.ids], dtype=torch.int32),
         "ends": torch.tensor([*accumulate(len(item.ids) for item in sequences)], dtype=torch.int64),
-        "answers": torch.tensor([item.answer for item in sequences], dtype=torch.int32),
+        "answers": torch.tensor([span for item in sequences for span in item.answers], dtype=torch.int32).view(-1, 2),
+        "answer_ends": torch.tensor([*accumulate(len(item.answers) for item in sequences)], dtype=torch.int64),
     }
     metadata = {"names": json.dumps([item.id for item in sequences])}
     write_tensors(path, tensors, "the tokens of the responses", metadata=metadata)
@@ -59,10 +60,13 @@ def _read(path: Path) -> list[Conversation]:
     from safetensors import safe_open
 
     with safe_open(path, "pt") as file:
-        ids, ends, answers = (file.get_tensor(name).tolist() for name in ("ids", "ends", "answers"))
         names = json.loads(file.metadata()["names"])
-    spans = pairwise([0, *ends])
+        ids, ends = file.get_tensor("ids").tolist(), file.get_tensor("ends").tolist()
+        answers = [tuple(span) for span in file.get_tensor("answers").tolist()]
+        answer_ends = file.get_tensor("answer_ends").tolist()
     return [
-        Conversation(name, tuple(ids[begin:end]), answer)
-        for name, answer, (begin, end) in zip(names, answers, spans, strict=True)
+        Conversation(name, tuple(ids[begin:end]), tuple(answers[first:last]))
+        for name, (begin, end), (first, last) in zip(
+            names, pairwise([0, *ends]), pairwise([0, *answer_ends]), strict=True
+        )
     ]

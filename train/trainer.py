@@ -92,7 +92,7 @@ class Trainer:
         }
         self.step = state.load(self.out, recipe, self.data, self.drafter, self.optimiser)
         self.log = RunLog(self.out, recipe.steps, self.step, tensorboard=recipe.tensorboard and self.processes.is_main)
-        answers = sum(len(s.ids) - s.answer for s in self.train_set)
+        answers = sum(len(s.answer_ids) for s in self.train_set)
         print(
             f"{len(self.train_set)} sequences, {answers} answer tokens, {len(self.dev_set)} held out; "
             f"{sum(p.numel() for p in self.trained) / 1e6:.1f} M parameters; step {self.step} of {recipe.steps}",
@@ -168,7 +168,7 @@ class Trainer:
             yield self.train_set[int(torch.randperm(len(self.train_set), generator=generator)[offset])]
 
     def blocks(self, item: Conversation, anchors: Tensor) -> Blocks:
-        """Run the drafter on the blocks that start at `anchors` (A,) of one sequence."""
+        """Run the drafter on the blocks that start at `anchors` (A,), each in an answer of one sequence."""
         config, length = self.drafter.config, len(item.ids)
         features, target_hidden = (t.to(self.device) for t in self.cache.get(item))
         ids = torch.tensor(item.ids, device=self.device)
@@ -176,12 +176,14 @@ class Trainer:
         masks = self.embeddings[config.mask_token_id].expand(len(anchors), config.block_size - 1, -1)
         inputs = torch.cat([self.embeddings[ids[anchors]][:, None], masks], dim=1)
         hidden = self.drafter(inputs[None].float(), context, anchors[None])[0, :, config.first_row :]
+        begins, ends = torch.tensor(item.answers, device=self.device).T
+        own = (anchors[:, None] >= begins) & (anchors[:, None] < ends)  # (A, answers)
         positions = anchors[:, None] + 1 + torch.arange(config.trained_slots, device=self.device)
         inside = positions.clamp_max(length - 1)
         return Blocks(
             hidden=hidden,
             gold=self.to_draft[ids[inside]],
-            supervised=(positions < length) & (positions >= item.answer),
+            supervised=positions < (own * ends).sum(-1, keepdim=True),  # to the end of the anchor's answer
             target_hidden=target_hidden[inside - 1].float(),
             anchor_row=context[0, anchors - 1],
             previous=ids[inside - 1],
@@ -190,8 +192,7 @@ class Trainer:
     def losses(self, item: Conversation, generator: torch.Generator) -> tuple[Tensor, dict[str, float]]:
         """Total loss of one sequence's sampled blocks, and every term and metric as a number."""
         recipe = self.recipe
-        # Anchors with a supervised anchor and next token (the first anchor is the answer's first token); the tail is masked.
-        choices = torch.arange(item.answer, len(item.ids) - 1)
+        choices = torch.tensor(item.anchors)
         picked = torch.randperm(len(choices), generator=generator)[: recipe.anchors_per_sequence]
         anchors = choices[picked.sort().values].to(self.device)
         stage = Stage(self.step / recipe.steps, recipe.logit_rows)

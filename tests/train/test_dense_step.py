@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from benchmarks.dense_step import dense_loss
+from lilicorr.train.conversation import Conversation
 from lilicorr.train.recipe import read_recipe
 from lilicorr.train.target import lm_head_table, load_target
 from lilicorr.train.trainer import Trainer
@@ -21,7 +22,11 @@ def test_same_loss_and_gradients(recipe, tiny_target, draft_vocab_size, logit_ro
     options |= {"head": RECIPE["head"] | {"candidate_topk": draft_vocab_size or 300}}
     options |= {"anchors_per_sequence": 9}
     trainer = Trainer(read_recipe(recipe(**options)))
-    item, lm_head = trainer.train_set[0], lm_head_table(load_target(tiny_target))
+    whole, lm_head = trainer.train_set[0], lm_head_table(load_target(tiny_target))
+    ((begin, end),) = whole.answers
+    item = Conversation(
+        "a", whole.ids, ((begin, begin + 6), (begin + 8, end))
+    )  # two answers, so that some blocks meet an end
     gradients = []
     losses = [
         trainer.losses(item, torch.Generator().manual_seed(3))[0],

@@ -210,7 +210,7 @@ def test_blocks_are_aligned(recipe, tiny_target):
         hidden_states = target.model(torch.tensor([item.ids]), output_hidden_states=True).hidden_states
     with torch.no_grad():
         features, _ = trainer.cache.get(item)
-        anchors = torch.tensor([item.answer, item.answer + 4, len(item.ids) - 2])
+        anchors = torch.tensor([item.answers[0][0], item.answers[0][0] + 4, len(item.ids) - 2])
         blocks = trainer.blocks(item, anchors)
     drafter, table = trainer.drafter, target.get_input_embeddings().weight
     captured = torch.cat([hidden_states[layer + 1][0] for layer in drafter.config.target_layer_ids], dim=-1)
@@ -271,7 +271,31 @@ def test_anchors_reach_from_the_first_answer_token_to_the_last_but_one(recipe, m
         trainer, "blocks", lambda item, anchors: seen.extend(anchors.tolist()) or original(item, anchors)
     )
     trainer.losses(item, torch.Generator().manual_seed(0))
-    assert seen == list(range(item.answer, len(item.ids) - 1))
+    assert seen == list(range(item.answers[0][0], len(item.ids) - 1))
+
+
+def test_no_block_reaches_out_of_the_answer_it_starts_in(recipe, tmp_path):
+    """Two answers with a question between them: slots are supervised up to the end of their anchor's answer."""
+    messages = [{"role": role, "content": TEXT[:60]} for role in ("system", *("user", "assistant") * 2)]
+    (tmp_path / "chats.jsonl").write_text(json.dumps({"id": "a", "messages": messages}))
+    changes = {"responses": [str(tmp_path / "chats.jsonl")], "anchors_per_sequence": 10_000}
+    trainer = Trainer(module.read_recipe(recipe(**changes)))
+    (item,) = trainer.train_set
+    (first, middle), (second, end) = item.answers
+    assert first < middle < second < end == len(item.ids)
+    with torch.no_grad():
+        blocks = trainer.blocks(item, torch.tensor(item.anchors))
+    positions = torch.tensor(item.anchors)[:, None] + 1 + torch.arange(3)
+    seen = set(positions[blocks.supervised].tolist())
+    assert seen == {*range(first + 1, middle), *range(second + 1, end)}
+    rows = [
+        (anchor, *(anchor + 1 + s < (middle if anchor < middle else end) for s in range(3)))
+        for anchor in [*range(first, middle - 1), *range(second, end - 1)]
+    ]
+    assert [(anchor, *row) for anchor, row in zip(item.anchors, blocks.supervised.tolist(), strict=True)] == rows
+    assert blocks.gold[blocks.supervised].tolist() == [item.ids[p] for p in positions[blocks.supervised]]
+    loss, _ = trainer.losses(item, torch.Generator().manual_seed(0))
+    assert loss.isfinite()
 
 
 def test_every_sequence_once_an_epoch(recipe):
@@ -330,7 +354,8 @@ def test_every_head_learns_saves_and_drafts(recipe, tiny_target, head, bf16):
     drafter = read_drafter(finish(trainer)).float()
     assert type(drafter.config.head) is type(trainer.drafter.config.head)
     target = load_target(tiny_target)
-    result = acceptance_on_continuation(target, drafter, item.ids[: item.answer], item.ids[item.answer :])
+    begin = item.answers[0][0]
+    result = acceptance_on_continuation(target, drafter, item.ids[:begin], item.ids[begin:])
     assert result.acceptance_length > 2
     assert max(r.accepted for r in result.rounds) == drafter.config.slots  # up to the last slot
 

@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from lilicorr.runtime.errors import UserError
+from lilicorr.runtime.tokenizer import user_message
 from lilicorr.train import generate, responders
-from lilicorr.train.data import encode_question
+from lilicorr.train.chat import encode_chat
+from lilicorr.train.data import read_sequences
 from lilicorr.train.regenerate import regenerate, resume
 from lilicorr.train.responders import Endpoint, LocalTarget
 from lilicorr.train.target import load_target, stop_token_ids
@@ -50,7 +52,7 @@ def test_each_prompt_gets_the_targets_own_greedy_response(tiny_target, prompts, 
     lines = {line["id"]: line for line in read(out)}
     assert sorted(lines) == list("abcd")
     for id, question in zip("abcd", QUESTIONS, strict=True):
-        ids = encode_question(tokenizer, question)
+        ids = encode_chat(tokenizer, [user_message(question)])
         assert tokenizer.decode(ids) == f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
         with torch.inference_mode():
             answer = model.generate(torch.tensor([ids]), max_new_tokens=6, do_sample=False)[0, len(ids) :]
@@ -97,11 +99,71 @@ def test_of_equal_ids_the_first_is_answered_once(tiny_target, tmp_path):
     assert sorted((line["id"], line["turns"]) for line in read(out)) == [("a", QUESTIONS[:1]), ("b", QUESTIONS[1:2])]
 
 
-def test_only_the_first_turn_is_answered(tiny_target, tmp_path):
+def asked(model, tokenizer, messages, max_new_tokens):
+    """The target's own greedy answer to a chat, as a message."""
+    ids = encode_chat(tokenizer, messages)
+    with torch.inference_mode():
+        answer = model.generate(torch.tensor([ids]), max_new_tokens=max_new_tokens, do_sample=False)[0, len(ids) :]
+    text = tokenizer.decode(answer, skip_special_tokens=True)
+    return {"role": "assistant", "content": text, "finished": int(answer[-1]) in stop_token_ids(model, tokenizer)}
+
+
+def test_every_turn_is_answered_after_the_targets_own_answers(tiny_target, tmp_path):
+    """Chats of different lengths in one batch; what another assistant said is not kept; `fit` reads what is written."""
+    from transformers import AutoTokenizer
+
+    system = {"role": "system", "content": "the quick fox"}
+    foreign = [
+        user_message(QUESTIONS[1]),
+        {"role": "assistant", "content": "another model's"},
+        user_message(QUESTIONS[2]),
+    ]
+    lines = [
+        {"id": "three", "category": "c", "turns": QUESTIONS[:3]},
+        {"id": "chat", "messages": [system, *foreign, {"role": "assistant", "content": "again"}]},
+        {"id": "system", "messages": [system, user_message(QUESTIONS[3])]},
+        {"id": "one", "turns": [QUESTIONS[0]]},
+    ]
     prompts, out = tmp_path / "p.jsonl", tmp_path / "out.jsonl"
-    prompts.write_text('{"id": "x", "category": "", "turns": ["the fox", "and the dog?"]}\n')
-    regenerate(local(tiny_target, 2), prompts, out)
-    assert read(out)[0]["turns"] == ["the fox"]
+    prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    result = regenerate(local(tiny_target, 6), prompts, out, batch_size=4)
+    assert (result.written, result.answers, result.too_long, result.cut_short) == (4, 7, 0, 0)
+
+    model, tokenizer = load_target(tiny_target), AutoTokenizer.from_pretrained(tiny_target)
+    found = {line["id"]: line for line in read(out)}
+    assert sorted(found["one"]) == ["category", "finished", "id", "response", "turns"]
+    users = {"three": QUESTIONS[:3], "chat": QUESTIONS[1:3], "system": QUESTIONS[3:]}
+    for id, turns in users.items():
+        messages = [] if id == "three" else [system]
+        for turn in turns:
+            messages.append(user_message(turn))
+            messages.append(asked(model, tokenizer, messages, 6))
+        category = "c" if id == "three" else ""
+        assert found[id] == {"id": id, "category": category, "messages": messages}
+    sequences = read_sequences([out], tokenizer, max_length=500, block_size=2)
+    assert {item.id for item in sequences} == set(found)
+    assert regenerate(local(tiny_target, 6), prompts, out).already_done == 4
+
+
+def test_a_chat_is_cut_short_before_a_turn_that_does_not_fit(tiny_target, tmp_path):
+    prompts, out = tmp_path / "p.jsonl", tmp_path / "out.jsonl"
+    lines = [{"id": "x", "turns": ["the fox", "and the dog?", "fox " * 600]}, {"id": "y", "turns": ["fox " * 600, "a"]}]
+    prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    result = regenerate(local(tiny_target, 2), prompts, out)
+    assert (result.written, result.answers, result.cut_short, result.too_long) == (1, 2, 1, 1)
+    (line,) = read(out)
+    assert [message["role"] for message in line["messages"]] == ["user", "assistant"] * 2
+
+
+def test_later_turns_are_sampled_with_seeds_of_their_own(tiny_target, tmp_path):
+    prompts, out = tmp_path / "p.jsonl", tmp_path / "out.jsonl"
+    prompts.write_text(json.dumps({"id": "x", "turns": [QUESTIONS[0]] * 2}))
+    regenerate(local(tiny_target, 8, 1.0), prompts, out)
+    messages = read(out)[0]["messages"]
+    model = LocalTarget(tiny_target, max_new_tokens=8, temperature=1.0, seed=0)
+    (first,), (second,) = model.answer([messages[:1]]), model.answer([messages[:3]])
+    assert [first.text, second.text] == [messages[1]["content"], messages[3]["content"]]
+    assert responders.chat_seed(0, messages[:1]) != responders.chat_seed(0, messages[:3])
 
 
 def test_a_prompt_that_does_not_fit_is_skipped_and_counted(tiny_target, tmp_path):
@@ -153,7 +215,7 @@ class FakeServer(BaseHTTPRequestHandler):
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.seen.append((self.path, body, self.headers.get("Authorization")))
-        question = body["messages"][0]["content"]
+        question = body["messages"][-1]["content"]
         codes = self.script.get(question)
         if codes:
             self.send_error(codes.pop(0), "told to")
@@ -207,6 +269,21 @@ def test_a_server_answers(server, prompts, tmp_path, monkeypatch):
     assert (again.already_done, again.written) == (3, 1)  # only what is missing is asked again
 
 
+def test_a_server_is_sent_the_whole_chat(server, tmp_path):
+    """And a later turn that it refuses cuts the chat short, even where nobody else is left."""
+    system, prompts, out = {"role": "system", "content": "be kind"}, tmp_path / "p.jsonl", tmp_path / "out.jsonl"
+    turns = [user_message(text) for text in ("fox", "dog", "too much")]
+    prompts.write_text(json.dumps({"id": "x", "messages": [system, *turns]}))
+    server.script["too much"] = [400]
+    result = regenerate(endpoint(server.url), prompts, out)
+    assert (result.written, result.answers, result.cut_short) == (1, 2, 1)
+    answers = [{"role": "assistant", "content": text} for text in ("xof", "god")]
+    chat = [system, turns[0], answers[0], turns[1], answers[1], turns[2]]
+    assert [body["messages"] for _, body, _ in server.seen] == [chat[:2], chat[:4], chat]
+    (line,) = read(out)
+    assert line["messages"] == [{**m, "finished": True} if m["role"] == "assistant" else m for m in chat[:5]]
+
+
 @pytest.mark.parametrize(("codes", "text"), [([400], "refuses every prompt"), ([500] * 4, "500"), ([401], "401")])
 def test_a_server_that_does_not_answer(server, tmp_path, codes, text):
     server.script[QUESTIONS[0]] = list(codes)
@@ -228,7 +305,8 @@ def test_a_ragged_batch_of_the_real_target_equals_generate():
 
     model, tokenizer = load_target(REAL_TARGET), AutoTokenizer.from_pretrained(REAL_TARGET)
     prompts = [
-        encode_question(tokenizer, text) for text in ("Hi", "What is the capital of France? Answer in one word.")
+        encode_chat(tokenizer, [user_message(text)])
+        for text in ("Hi", "What is the capital of France? Answer in one word.")
     ]
     answers = generate.greedy_batch(model, prompts, max_new_tokens=24, stop_ids=stop_token_ids(model, tokenizer))
     for prompt, answer in zip(prompts, answers, strict=True):

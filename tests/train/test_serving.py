@@ -42,7 +42,7 @@ def test_rounds_equal_those_of_the_runtime(recipe, tiny_target, tmp_path):  # no
     trainer = Trainer(read_recipe(recipe(**options)))
     first = items[0]
     learnt = first.prompt_ids + first.tokens[: TOKENS // 2]
-    trainer.train_set = [Conversation(first.id, learnt, len(first.prompt_ids))]
+    trainer.train_set = [Conversation(first.id, learnt, ((len(first.prompt_ids), len(learnt)),))]
     while trainer.step < 40:
         trainer.train_step()
     write_drafter(trainer.drafter, tmp_path / "drafter")
