@@ -1,5 +1,7 @@
 #include "log.h"
 
+#include <dlfcn.h>
+
 #include <cstdarg>
 #include <cstdio>
 
@@ -11,11 +13,32 @@ namespace
 
 nvinfer1::ILoggerFinder* gFinder = nullptr;
 
+// Whether the finder is of the TensorRT that this file was compiled for. TensorRT 11 gave ILogger and ILoggerFinder a base class, so
+// their methods are elsewhere in the vtable than in 10: compiled for 11, the first message in 10.15 or 10.16 was a segmentation fault.
+// The finder's vtable lies in the library that made it; one without a version is an application's own.
+bool isOfThisMajor(nvinfer1::ILoggerFinder* finder) noexcept
+{
+    Dl_info owner{};
+    if (dladdr(*reinterpret_cast<void**>(finder), &owner) == 0)
+    {
+        return false;
+    }
+    void* const library = dlopen(owner.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
+    if (library == nullptr)
+    {
+        return true; // the program itself
+    }
+    auto* const major = reinterpret_cast<int32_t (*)()>(dlsym(library, "getInferLibMajorVersion"));
+    bool const same = major == nullptr || major() == NV_TENSORRT_MAJOR;
+    dlclose(library); // gives back what dlopen counted
+    return same;
+}
+
 } // namespace
 
 void setLogger(nvinfer1::ILoggerFinder* finder) noexcept
 {
-    gFinder = finder;
+    gFinder = finder != nullptr && isOfThisMajor(finder) ? finder : nullptr;
 }
 
 void logError(char const* format, ...) noexcept

@@ -1,4 +1,4 @@
-// Errors reach the user through TensorRT's logger, or stderr when the library was loaded without one.
+// Errors reach the user through TensorRT's logger, or stderr when the library was loaded without one or by another major version.
 #pragma once
 
 #include <NvInferRuntime.h>

@@ -1,9 +1,10 @@
 // Drives the plugin library as TensorRT's builder and runtime would, without libnvinfer and without a GPU.
 //
-//   harness liblilicorr_plugin.so [libnvinfer_lean.so.N]
+//   harness liblilicorr_plugin.so [libnvinfer_lean.so.N | FINDER]
 //
-// With a second library the creator comes from that library's real plugin registry (N, 10 or 11, tells the registry's layout), and a
-// serialised plugin is created again by the creator found there. Prints each check that fails; exit code 1 then.
+// With libnvinfer_lean the creator comes from its real plugin registry (N, 10 or 11, tells the registry's layout), and a serialised plugin
+// is created again by the creator found there. With FINDER, a library that has getFinder, an error is provoked while its finder is set.
+// Prints each check that fails; exit code 1 then.
 #include <NvInferImpl.h>
 #include <NvInferRuntime.h>
 
@@ -281,8 +282,32 @@ IPluginCreatorInterface* fromLibrary(void* library)
     return creators[0];
 }
 
-// IPluginRegistry of TensorRT 11: that of 10 without the members that take an IPluginCreator, which 10.0 deprecated and 11.0 removed.
-// The order is the ABI; the headers of 10 would call other members.
+// IPluginRegistry of TensorRT 10 and 11, up to the last member called. The order is the ABI, and headers of one major know one of the two:
+// 11 removed the members that take an IPluginCreator, which 10.0 had deprecated.
+class Registry10
+{
+public:
+    virtual bool registerOldCreator(void* creator, AsciiChar const* space) noexcept = 0;
+    virtual void* getOldCreators(int32_t* count) const noexcept = 0;
+    virtual void* getOldCreator(AsciiChar const* name, AsciiChar const* version, AsciiChar const* space) noexcept = 0;
+
+protected:
+    virtual ~Registry10() noexcept = default;
+
+public:
+    virtual void setErrorRecorder(IErrorRecorder* recorder) noexcept = 0;
+    virtual IErrorRecorder* getErrorRecorder() const noexcept = 0;
+    virtual bool deregisterOldCreator(void const* creator) noexcept = 0;
+    virtual bool isParentSearchEnabled() const = 0;
+    virtual void setParentSearchEnabled(bool enabled) = 0;
+    virtual void* loadLibrary(AsciiChar const* path) noexcept = 0;
+    virtual void deregisterLibrary(void* handle) noexcept = 0;
+    virtual bool registerCreator(IPluginCreatorInterface& creator, AsciiChar const* space) noexcept = 0;
+    virtual IPluginCreatorInterface* const* getAllCreators(int32_t* count) const noexcept = 0;
+    virtual IPluginCreatorInterface* getCreator(
+        AsciiChar const* name, AsciiChar const* version, AsciiChar const* space) noexcept = 0;
+};
+
 class Registry11
 {
 protected:
@@ -322,7 +347,26 @@ IPluginCreatorInterface* fromRegistry(char const* path, char const* nvinfer)
     }
     void* const registry = reinterpret_cast<void* (*) ()>(dlsym(library, "getPluginRegistry"))();
     bool const eleven = std::strstr(nvinfer, ".so.11") != nullptr;
-    return eleven ? loadInto<Registry11>(registry, path) : loadInto<IPluginRegistry>(registry, path);
+    return eleven ? loadInto<Registry11>(registry, path) : loadInto<Registry10>(registry, path);
+}
+
+void setFinder(void* library, ILoggerFinder* finder)
+{
+    reinterpret_cast<void (*)(ILoggerFinder*)>(dlsym(library, "setLoggerFinder"))(finder);
+}
+
+// Whether the library at `path` provides a finder, which has then been checked.
+bool checkWithFinder(void* library, char const* path)
+{
+    void* const other = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    void* const getFinder = other == nullptr ? nullptr : dlsym(other, "getFinder");
+    if (getFinder == nullptr)
+    {
+        return false;
+    }
+    setFinder(library, reinterpret_cast<ILoggerFinder* (*) ()>(getFinder)());
+    CHECK(create(static_cast<IPluginCreatorV3One*>(fromLibrary(library)), 2) == nullptr);
+    return true;
 }
 
 } // namespace
@@ -332,8 +376,12 @@ int main(int argc, char** argv)
     void* const library = argc < 2 ? nullptr : dlopen(argv[1], RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr)
     {
-        std::printf("usage: harness PLUGIN [NVINFER]: %s\n", dlerror());
+        std::printf("usage: harness PLUGIN [NVINFER | FINDER]: %s\n", dlerror());
         return 2;
+    }
+    if (argc > 2 && checkWithFinder(library, argv[2]))
+    {
+        return gFailures == 0 ? 0 : 1;
     }
     IPluginCreatorInterface* const found = argc > 2 ? fromRegistry(argv[1], argv[2]) : fromLibrary(library);
     CHECK(found != nullptr);
@@ -342,7 +390,7 @@ int main(int argc, char** argv)
         return 1;
     }
     Logger logger;
-    reinterpret_cast<void (*)(ILoggerFinder*)>(dlsym(library, "setLoggerFinder"))(&logger);
+    setFinder(library, &logger);
     CHECK(std::string(found->getInterfaceInfo().kind) == "PLUGIN CREATOR_V3ONE");
     auto* const creator = static_cast<IPluginCreatorV3One*>(found);
     checkCreator(creator);

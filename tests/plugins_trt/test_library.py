@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
@@ -22,6 +23,16 @@ SYSTEM_LIBRARIES = (
     "libstdc++.so",
     "ld-linux",
 )
+
+# An object whose every method ends the process, in a library of some version of TensorRT.
+FINDER = """
+#include <stdlib.h>
+static void called(void) { abort(); }
+static void (*const methods[])(void) = {called, called, called, called, called, called, called, called};
+static void (*const *finder)(void) = methods;
+void *getFinder(void) { return &finder; }
+int getInferLibMajorVersion(void) { return MAJOR; }
+"""
 
 
 def output(*command):
@@ -82,6 +93,20 @@ def harness(tmp_path_factory):
 def test_driven_without_tensorrt(harness, library):
     done = subprocess.run([harness, library], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("major", "code"), [("NV_TENSORRT_MAJOR", -signal.SIGABRT), ("99", 0)])
+def test_a_logger_of_another_major_version_is_not_called(harness, library, tmp_path, major, code):
+    """Its methods are elsewhere in the vtable. The first case shows that the finder is called where the version is ours."""
+    if (compiler := shutil.which("cc")) is None:
+        pytest.skip("no C compiler for the stand-in of TensorRT: install gcc")
+    source, stand_in = tmp_path / "finder.c", tmp_path / "libfinder.so"
+    source.write_text(FINDER)
+    command = [compiler, "-shared", "-fPIC", f"-DMAJOR={major}", "-include", headers() / "NvInferVersion.h"]
+    subprocess.run([*command, source, "-o", stand_in], check=True)
+    done = subprocess.run([harness, library, stand_in], capture_output=True, text=True)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert ("attribute sampled is 2, expected 0 or 1" in done.stderr) == (code == 0)
 
 
 @pytest.mark.parametrize("version", LEAN_VERSIONS)
