@@ -55,9 +55,8 @@ def training_sequences(tokenizer: Any, id: str, messages: Sequence[Message]) -> 
     Raises:
         UserError: the template refuses the messages.
     """
-    _rendered(
-        tokenizer, messages, opening=False
-    )  # as a whole, to be refused where it is never a context: an answer after another
+    # As a whole: an answer that follows another at the end is in no context below, where the template could refuse it.
+    _rendered(tokenizer, messages, opening=False)
     sequences: list[Conversation] = []
     ids: list[int] = []
     answers: list[tuple[int, int]] = []
