@@ -60,6 +60,13 @@ def test_turns_join_the_conversation_and_long_prompts_are_skipped() -> None:
         run_bench(session, [Prompt("long", "", ("x" * 64,))], 10)
 
 
+def test_a_system_message_opens_the_conversation() -> None:
+    (text,) = lively(10, 1)
+    prompts = [Prompt("fits", "", (text,), "s" * 8), Prompt("does not", "", (text,), "s" * 64)]
+    report = run_bench(fake_session(max_context=64), prompts, 10)
+    assert report["skipped"] == ["does not"]
+
+
 def test_context_smaller_than_the_block() -> None:
     report = run_bench(fake_session(max_context=3, block_size=5), [Prompt("tiny", "", ("x",))], 10)
     assert report["lossless"] == {"checked": 1, "identical": 1, "ties": 0, "different": 0}

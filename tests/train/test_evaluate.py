@@ -196,6 +196,15 @@ def test_continuations_are_made_once(model, tokenizer, tmp_path, monkeypatch, te
     assert made == []
 
 
+def test_a_system_message_is_before_the_question(model, tokenizer, tmp_path):
+    prompts = [Prompt("a", "", ("who?", "not asked")), Prompt("b", "", ("who?",), "the quick fox")]
+    plain, told = continuations(model, tokenizer, prompts, tmp_path / "c.jsonl", max_new_tokens=3)
+    assert tokenizer.decode(plain.prompt_ids) == "<|im_start|>user\nwho?<|im_end|>\n<|im_start|>assistant\n"
+    assert (
+        tokenizer.decode(told.prompt_ids[: -len(plain.prompt_ids)]) == "<|im_start|>system\nthe quick fox<|im_end|>\n"
+    )
+
+
 def test_the_caches_name_tells_targets_lengths_and_temperatures_apart(model, tmp_path):
     names = {cache_file(tmp_path, "s", model, n, t) for n, t in ((5, 0.0), (6, 0.0), (5, 1.0))}
     assert len(names) == 3
