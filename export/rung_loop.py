@@ -60,10 +60,8 @@ class _RecordingSteps(Steps):
         super().__init__(backend, manifest)
         self.drafts: tuple[int, ...] = ()
 
-    def speculate(
-        self, anchors: np.ndarray, width: int, counts: np.ndarray, block: int, *, use_head: bool
-    ) -> tuple[np.ndarray, np.ndarray]:
-        drafts, choices = super().speculate(anchors, width, counts, block, use_head=use_head)
+    def speculate(self, anchors: np.ndarray, block: int, *, use_head: bool) -> tuple[np.ndarray, np.ndarray]:
+        drafts, choices = super().speculate(anchors, block, use_head=use_head)
         self.drafts = tuple(drafts[0].tolist())
         return drafts, choices
 

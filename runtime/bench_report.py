@@ -17,13 +17,15 @@ def table(report: dict[str, Any]) -> str:
     if "acceptance_length_argmax" in report:
         rows.append(("  without the head", _number(report["acceptance_length_argmax"])))
     rows += [
-        ("  to break even", _number(report["break_even_acceptance"])),
+        ("tokens per round", _number(report["tokens_per_round"])),
+        ("  to break even", _number(report["break_even_tokens"])),
         ("tokens/s speculative", _number(rates["speculative"], 1)),
         ("tokens/s plain", _number(rates["plain"], 1)),
         ("speed-up", _number(report["speedup"]) + "×"),
         ("first token", f"{_number(report['ttft_ms'], 0)} ms, plain {_number(report['ttft_ms_plain'], 0)} ms"),
         ("share of time", ", ".join(f"{part} {_percent(report['time_share'][part])}" for part in PARTS)),
         ("ms per target step", ", ".join(f"{w}: {ms:.1f}" for w, ms in report["verify_ms_by_width"].items())),
+        ("rounds by block", ", ".join(f"{block}: {count}" for block, count in report["block_histogram"].items())),
         ("accepted by slot", " ".join(_percent(share) for share in report["slot_acceptance"])),
         (
             "same text as plain",
@@ -43,7 +45,7 @@ def table(report: dict[str, Any]) -> str:
 def _histogram(report: dict[str, Any]) -> list[str]:
     counts = report["acceptance_histogram"]
     most = max(counts.values(), default=1)
-    return ["tokens per round"] + [f"{length:>4} {'█' * round(30 * n / most):<30} {n}" for length, n in counts.items()]
+    return ["rounds by tokens"] + [f"{length:>4} {'█' * round(30 * n / most):<30} {n}" for length, n in counts.items()]
 
 
 def _number(value: float | None, digits: int = 2) -> str:

@@ -31,6 +31,7 @@ def summarise(answered: Sequence[Answered], *, precision: str) -> dict[str, Any]
     plain = [result for one in answered for result in one.plain]
     speculative = [result for one in answered for result in one.speculative]
     histogram = Counter(length for result in speculative for length in result.stats.acceptance)
+    blocks = Counter(1 + offered for result in speculative for offered in result.stats.offered)
     rates = {"speculative": _rate(speculative), "plain": _rate(plain)}
     verdicts = [(one, verdict) for one in answered for verdict in one.verdicts]
     kinds = Counter(verdict.kind for _, verdict in verdicts)
@@ -39,6 +40,7 @@ def summarise(answered: Sequence[Answered], *, precision: str) -> dict[str, Any]
     report = {
         "acceptance_length": _acceptance(one.speculative for one in answered),
         "acceptance_histogram": {str(length): histogram[length] for length in sorted(histogram)},
+        "block_histogram": {str(block): blocks[block] for block in sorted(blocks)},
         "tokens_per_second": rates,
         "speedup": ratio(rates["speculative"], rates["plain"]),
         "ttft_ms": _ttft(speculative),
@@ -47,6 +49,7 @@ def summarise(answered: Sequence[Answered], *, precision: str) -> dict[str, Any]
         "prompts": len(answered),
         "new_tokens": sum(result.stats.new_tokens for result in speculative),
         "rounds": sum(histogram.values()),
+        "tokens_per_round": ratio(sum(length * count for length, count in histogram.items()), sum(histogram.values())),
         "differences": [
             {"id": one.prompt.id, **verdict._asdict()} for one, verdict in verdicts if verdict.kind != "identical"
         ],
@@ -75,8 +78,8 @@ def progress_line(one: Answered) -> str:
 
 
 def _acceptance(answers: Iterable[Sequence[Result]]) -> float | None:
-    """Mean over the rounds of each prompt, then over prompts. A prompt answered by its prefill alone has no rounds."""
-    rounds = [[length for result in results for length in result.stats.acceptance] for results in answers]
+    """Mean over the rounds of each prompt that drafted, then over prompts that had one."""
+    rounds = [[length for result in results for length in result.stats.drafted] for results in answers]
     return _mean([sum(lengths) / len(lengths) for lengths in rounds if lengths])
 
 

@@ -35,6 +35,11 @@ def _engine_options(command: Callable[..., None]) -> Callable[..., None]:
     for option in (
         click.option("--max-new-tokens", type=click.IntRange(1), default=Options.max_new_tokens, show_default=True),
         click.option(
+            "--block-size",
+            type=click.IntRange(2),
+            help="Tokens verified per round; default: as many as pay, chosen every round.",
+        ),
+        click.option(
             "--verify/--no-verify", default=True, help="Hash the bundle's files before use.", show_default=True
         ),
         click.option("--threads", type=click.IntRange(1), help="Threads per call of ort; default: every core."),
@@ -128,13 +133,16 @@ def chat(bundle: str, system: str | None, **rest: Any) -> None:
 
 @main.command()
 @_engine_options
-@click.option("--prompts", "prompt_file", required=True, type=click.Path(), help="JSON lines with `turns`.")
+@click.option(
+    "--prompts", "prompt_file", required=True, type=click.Path(), help="JSON lines with `turns` or `messages`."
+)
 @click.option("--limit", type=click.IntRange(1), help="Only the first prompts.")
 @click.option("--compare-argmax", is_flag=True, help="Also draft without the head.")
 @click.option("--json", "as_json", is_flag=True, help="Print only the JSON object; no table.")
 def bench(
     bundle: str,
     max_new_tokens: int,
+    block_size: int | None,
     prompt_file: str,
     limit: int | None,
     compare_argmax: bool,
@@ -159,13 +167,14 @@ def bench(
             session,
             prompts,
             max_new_tokens,
+            block_size=block_size,
             compare_argmax=compare_argmax,
             progress=lambda line: click.echo(line, err=True),
         )
         notes = session.notes
     report |= {"backend": backend, "notes": notes}
     report |= {"threads": (threads or default_threads()) if backend == ORT else None}
-    report |= {"max_new_tokens": max_new_tokens, "machine": diagnose()}
+    report |= {"max_new_tokens": max_new_tokens, "block_size": block_size, "machine": diagnose()}
     for note in notes:
         click.echo(f"note: {note}", err=True)
     if not as_json:

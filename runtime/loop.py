@@ -2,7 +2,7 @@
 
 A lane's caches hold every token but its last (the anchor). A round drafts after the anchor, verifies anchor + drafts in one target
 step, keeps the longest prefix of drafts equal to the target's own choices plus one token of the target, and commits exactly the
-rows of the tokens it keeps. A block of 1 is plain decoding on the same target engine, without a drafter call.
+rows of the tokens it keeps. A block of 1 is a plain step on the same target engine, without a drafter call.
 """
 
 from __future__ import annotations
@@ -12,21 +12,27 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from lilicorr.runtime.block_choice import LaneAcceptance, RoundCosts, best_block, measure_costs
 from lilicorr.runtime.lane import Cut, Lane
 from lilicorr.runtime.manifest import Manifest
-from lilicorr.runtime.request import check_request
+from lilicorr.runtime.request import check_block, check_request
 from lilicorr.runtime.stats import LaneRound, Round
 from lilicorr.runtime.steps import Steps
 
 
 class GreedyLoop:
-    """Greedy generation on `steps`. One run at a time: starting a run ends the one before it."""
+    """Greedy generation on `steps`. One run at a time: starting a run ends the one before it.
+
+    Attributes:
+        costs: Lanes -> what their rounds cost here, measured when an adaptive run first needs it.
+    """
 
     def __init__(self, steps: Steps, manifest: Manifest):
         self.steps, self._stops = steps, frozenset(manifest.target.stop_token_ids)
         self._limits, self._vocab = manifest.limits, manifest.target.vocab_size
         self._history: list[int] = []  # tokens whose rows lane 0 holds, after a run of one lane
         self._run = 0
+        self.costs: dict[int, RoundCosts] = {}
 
     def run(
         self,
@@ -35,6 +41,8 @@ class GreedyLoop:
         *,
         speculative: bool = True,
         use_head: bool = True,
+        block: int | None = None,
+        adaptive: bool = False,
         reuse_prefix: bool = False,
         cut: Cut | None = None,
     ) -> Iterator[Round]:
@@ -45,15 +53,22 @@ class GreedyLoop:
             max_new_tokens: Most tokens per answer, at least 1.
             speculative: False decodes with blocks of 1.
             use_head: Draft by the head's walk; False, or a bundle without head: each slot's best candidate.
+            block: Most tokens a round verifies, 1 to the bundle's block size, which is the default.
+            adaptive: Verify fewer, down to a plain step, where that is faster (`block_choice`). The first adaptive run for a
+                number of lanes times a few rounds before it begins. The answers are the same.
             reuse_prefix: Keep the rows of a prefix shared with the previous single-lane run.
             cut: Stop-string test.
 
         Raises:
-            UserError: too many prompts, an empty one, or one that leaves no room for an answer.
+            UserError: too many prompts, an empty one, or one that leaves no room for an answer; a block longer than served.
         """
         check_request(prompts, max_new_tokens, self._limits, self._vocab)
+        served = self.steps.block_size
+        most = check_block(served if block is None else block, served) if speculative else 1
         self._run += 1
-        return self._rounds(self._run, prompts, max_new_tokens, speculative, use_head, reuse_prefix, cut)
+        return self._rounds(
+            self._run, prompts, max_new_tokens, most, adaptive and most > 1, use_head, reuse_prefix, cut
+        )
 
     def top_two(self, prompt: Sequence[int], answer: Sequence[int]) -> tuple[int, int, float]:
         """The two best next tokens after `prompt` + `answer` and their logit gap, decoding plainly as `run` does.
@@ -67,7 +82,7 @@ class GreedyLoop:
         self._history = []
         for token in answer:
             logits = self.steps.verify_logits(token)
-            self.steps.target.commit(1, np.ones(1, dtype=np.int32))
+            self.steps.commit(np.ones(1, dtype=np.int32))
         second, first = np.argsort(logits, kind="stable")[-2:].tolist()
         return first, second, float(logits[first] - logits[second])
 
@@ -76,7 +91,8 @@ class GreedyLoop:
         run: int,
         prompts: Sequence[Sequence[int]],
         max_new_tokens: int,
-        speculative: bool,
+        most: int,
+        adaptive: bool,
         use_head: bool,
         reuse_prefix: bool,
         cut: Cut | None,
@@ -89,12 +105,14 @@ class GreedyLoop:
             Lane(i, len(p), min(max_new_tokens, r), "length" if max_new_tokens <= r else "context")
             for i, (p, r) in enumerate(zip(prompts, room, strict=True))
         ]
-        self._begin(prompts, speculative, reuse_prefix)
-        firsts, width, counts = self._prefill(prompts, speculative)
+        acceptance = [LaneAcceptance(most - 1) for _ in lanes]
+        costs = self._costs_of(len(lanes)) if adaptive else None
+        self._begin(prompts, most > 1, reuse_prefix)
+        firsts = self._prefill(prompts, most > 1)
         if len(lanes) == 1:
             self._history = list(prompts[0])
         records = [lane.emit([int(first)], self._stops, cut) for lane, first in zip(lanes, firsts, strict=True)]
-        lanes, counts = self._drop_finished(lanes, records, width, counts)
+        lanes = self._drop_finished(lanes, records)
         done = clock.round(prefill=True, offered=0, records=records)
         while True:
             yield done
@@ -102,54 +120,62 @@ class GreedyLoop:
                 return
             self._require_latest(run)
             clock.start()
-            block = min(steps.block_size, max(lane.budget for lane in lanes)) if speculative else 1
+            block = min(most, max(lane.budget for lane in lanes))
+            if costs is not None:
+                block = best_block(costs, [acceptance[lane.index] for lane in lanes], block)
             anchors = np.array([lane.anchor for lane in lanes], dtype=np.int32)
             if block > 1:
-                drafts, choices = steps.speculate(anchors, width, counts, block, use_head=use_head)
+                drafts, choices = steps.speculate(anchors, block, use_head=use_head)
             else:
                 drafts, choices = np.empty((len(lanes), 0), dtype=np.int32), steps.verify(anchors[:, None])
-            width = block
             accepted = np.cumprod(drafts[:, : block - 1] == choices[:, :-1], axis=1).sum(axis=1).tolist()
             records = [
                 lane.emit(row[: 1 + min(n, lane.budget - 1)], self._stops, cut, drafts=n)
                 for lane, row, n in zip(lanes, choices.tolist(), accepted, strict=True)
             ]
+            for lane, n in zip(lanes, accepted, strict=True):
+                acceptance[lane.index].see(block - 1, n)
             counts = np.array([len(record.tokens) for record in records], dtype=np.int32)
             if self._history:
                 self._history += [int(anchors[0]), *drafts[0].tolist()][: counts[0]]
-            steps.target.commit(width, counts)
+            steps.commit(counts)
             for position, (lane, record) in enumerate(zip(lanes, records, strict=True)):
                 if record.retracted:
                     steps.target.truncate(position, lane.rows)
-            lanes, counts = self._drop_finished(lanes, records, width, counts)
+            lanes = self._drop_finished(lanes, records)
             done = clock.round(prefill=False, offered=block - 1, records=records)
+
+    def _costs_of(self, lanes: int) -> RoundCosts:
+        if lanes not in self.costs:
+            self._history = []  # the caches are used
+            self.costs[lanes] = measure_costs(self.steps, lanes)
+        return self.costs[lanes]
 
     def _require_latest(self, run: int) -> None:
         """An older run, begun or not, would write into the caches of the latest."""
         if run != self._run:
             raise RuntimeError("this generation ended when another one was started on the same session")
 
-    def _begin(self, prompts: Sequence[Sequence[int]], speculative: bool, reuse_prefix: bool) -> None:
+    def _begin(self, prompts: Sequence[Sequence[int]], drafting: bool, reuse_prefix: bool) -> None:
         """Set the caches to what the prompts share with the last run, which is nothing unless it is asked for."""
         steps, shared = self.steps, 0
         if reuse_prefix and len(prompts) == 1 and self._history:
             most = min(len(prompts[0]) - 1, int(steps.target.lengths[0]))
-            if speculative:
+            if drafting:
                 most = min(most, int(steps.drafter.lengths[0]))
             while shared < most and self._history[shared] == prompts[0][shared]:
                 shared += 1
         self._history = []
         if shared:
-            steps.target.truncate(0, shared)
-            steps.drafter.truncate(0, shared)
+            steps.resume(shared, drafting=drafting)
         else:
-            steps.reset(len(prompts))
+            steps.reset(len(prompts), drafting=drafting)
 
-    def _prefill(self, prompts: Sequence[Sequence[int]], speculative: bool) -> tuple[np.ndarray, int, np.ndarray]:
+    def _prefill(self, prompts: Sequence[Sequence[int]], drafting: bool) -> np.ndarray:
         """Forward the prompts in chunks, aligned at their ends so that every lane has rows in the last chunk.
 
         Returns:
-            First tokens (N,), and width and valid rows (N,) of the last chunk, whose features the drafter has not seen yet.
+            First tokens (N,); the drafter has not been given the features of the last chunk yet.
         """
         steps, chunk = self.steps, self._limits.prefill_chunk
         rest = [list(p[done:]) for p, done in zip(prompts, steps.target.lengths.tolist(), strict=True)]
@@ -164,18 +190,16 @@ class GreedyLoop:
                 tokens[lane, : len(part)] = part
                 counts[lane] = len(part)
             choices = steps.verify(tokens)
-            steps.target.commit(end - begin, counts)
-            if speculative and end < longest:
-                steps.feed(end - begin, counts)
-        return choices[np.arange(len(rest)), counts - 1], end - begin, counts
+            steps.commit(counts)
+            if drafting and end < longest:
+                steps.feed()
+        return choices[np.arange(len(rest)), counts - 1]
 
-    def _drop_finished(
-        self, lanes: list[Lane], records: Sequence[LaneRound], width: int, counts: np.ndarray
-    ) -> tuple[list[Lane], np.ndarray]:
+    def _drop_finished(self, lanes: list[Lane], records: Sequence[LaneRound]) -> list[Lane]:
         going = [i for i, record in enumerate(records) if record.finish is None]
         if going and len(going) < len(lanes):
-            self.steps.keep(going, width)
-        return [lanes[i] for i in going], counts[going]
+            self.steps.keep(going)
+        return [lanes[i] for i in going]
 
 
 class _Clock:

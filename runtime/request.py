@@ -40,3 +40,17 @@ def check_request(prompts: Sequence[Sequence[int]], max_new_tokens: int, limits:
                 f"the prompt has {len(prompt)} tokens and an answer needs 1 more, the bundle's context is {limits.max_context}",
                 hint=f"shorten the prompt, or lilicorr-export build … --max-context {len(prompt) + 256}",
             )
+
+
+def check_block(block: int, served: int) -> int:
+    """`block` itself, if a bundle that serves blocks of `served` tokens can verify as many.
+
+    Raises:
+        UserError: it cannot.
+    """
+    if not 1 <= block <= served:
+        raise UserError(
+            f"block size {block}, the bundle serves 1 to {served}",
+            hint=f"lilicorr-export build … --block-size {block}, if the drafter was trained for it",
+        )
+    return block

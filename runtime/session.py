@@ -124,6 +124,8 @@ class Session:
                 options.max_new_tokens,
                 speculative=options.speculative,
                 use_head=options.use_head,
+                block=options.block_size,
+                adaptive=options.block_size is None,
                 reuse_prefix=options.reuse_prefix,
                 cut=lambda lane, tokens: answers[lane].text.push(tokens),
             )

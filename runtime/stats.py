@@ -1,7 +1,7 @@
 """What happened in a round and in an answer, as plain records. The loop makes rounds, `Stats` adds them up.
 
 Acceptance length of a round = tokens it emitted: accepted drafts plus the target's own token, or fewer when a stop or a
-limit cut it. The prefill's token belongs to no round.
+limit cut it. The prefill's token belongs to no round. A plain step among speculative rounds is a round, and says nothing of drafts.
 """
 
 from __future__ import annotations
@@ -81,8 +81,14 @@ class Stats:
 
     @property
     def acceptance_length(self) -> float | None:
-        """Mean over verify rounds; None when there was none."""
-        return sum(self.acceptance) / len(self.acceptance) if self.acceptance else None
+        """Mean over the rounds that drafted, or over all when none did; None when there was no round."""
+        lengths = self.drafted or self.acceptance
+        return sum(lengths) / len(lengths) if lengths else None
+
+    @property
+    def drafted(self) -> list[int]:
+        """Tokens emitted per round that verified drafts."""
+        return [length for length, offered in zip(self.acceptance, self.offered, strict=True) if offered]
 
     @property
     def decode_seconds(self) -> float:

@@ -15,6 +15,7 @@ from lilicorr.runtime.contract import FLOATS
 from lilicorr.runtime.engine import Backend, Buffer, Call
 from lilicorr.runtime.in_place_arena import arena_for
 from lilicorr.runtime.manifest import Manifest
+from lilicorr.runtime.unfed import Unfed
 
 LATTICE = ("candidate_ids", "log_probs", "hidden", "anchor_row")  # what the drafter gives and the scorer reads
 
@@ -40,7 +41,6 @@ class Steps:
         self.max_width = max(limits.prefill_chunk, drafter.block_size)
         self.block_size, self.has_head, self._vocab = drafter.block_size, manifest.head is not None, target.vocab_size
         slots, topk, hidden = self.block_size - 1, drafter.candidate_topk, target.hidden_size
-        self._feature_size = len(drafter.target_layer_ids) * hidden
         self._row_shapes: dict[str, tuple[int, ...]] = {
             "candidate_ids": (slots, topk),
             "log_probs": (slots, topk),
@@ -56,29 +56,46 @@ class Steps:
             self._buffers[name] = backend.buffer((lanes, self.max_width), "int32")
         for name in ("target_lengths", "drafter_lengths", "anchor", "count"):
             self._buffers[name] = backend.buffer((lanes,), "int32")
-        self._buffers["features"] = backend.buffer((lanes, self.max_width, self._feature_size), real)
         self._buffers["logits"] = backend.buffer((1, 1, self._vocab), "float32")
         self.target = arena_for(backend, manifest, target.cache, width=self.max_width)
         self.drafter = arena_for(backend, manifest, drafter.cache, width=self.max_width)
+        self._unfed = Unfed(
+            backend, lanes=lanes, rows=self.max_width, size=len(drafter.target_layer_ids) * hidden, dtype=real
+        )
+        self._drafting, self._width = False, 0  # width: of the last call of the target
         self._calls: dict[tuple[str, tuple[int, ...]], Call] = {}
 
     @property
     def lanes(self) -> int:
         return len(self.target.lengths)
 
-    def reset(self, lanes: int) -> None:
-        """Make `lanes` lanes active, with empty caches."""
+    def reset(self, lanes: int, *, drafting: bool) -> None:
+        """Make `lanes` lanes active, with empty caches; `drafting` says whether the drafter's cache follows the target's."""
         self.target.reset(lanes)
         self.drafter.reset(lanes)
+        self._begin(drafting)
 
-    def keep(self, lanes: Sequence[int], width: int) -> None:
-        """Drop every lane but `lanes` (ascending) from the arenas and from the features of the last verify of `width`."""
-        features = self._view("features", self.lanes, width, self._feature_size)
-        for position, lane in enumerate(lanes):
-            if position != lane:
-                self._backend.copy(features[position], features[lane])
+    def resume(self, rows: int, *, drafting: bool) -> None:
+        """Go on with the first `rows` rows of the one lane's caches."""
+        self.target.truncate(0, rows)
+        self.drafter.truncate(0, rows)
+        self._begin(drafting)
+
+    def _begin(self, drafting: bool) -> None:
+        self._drafting = drafting
+        self._unfed.clear(self.lanes)
+
+    def commit(self, counts: np.ndarray) -> None:
+        """Keep rows 0…counts[n]-1 of the last call of the target; the drafter is given their features by its next call."""
+        self.target.commit(self._width, counts)
+        if self._drafting:
+            self._unfed.add(self._width, counts)
+
+    def keep(self, lanes: Sequence[int]) -> None:
+        """Drop every lane but `lanes` (ascending)."""
         self.target.keep(lanes)
         self.drafter.keep(lanes)
+        self._unfed.keep(lanes)
 
     def take_seconds(self) -> dict[str, float]:
         """Part of a round ("draft", "score", "verify") -> seconds in its engine calls since this was last asked."""
@@ -86,36 +103,35 @@ class Steps:
         return {part: taken.get(graph, 0.0) for graph, part in PART_OF.items()}
 
     def verify(self, tokens: np.ndarray) -> np.ndarray:
-        """Target step: `tokens` (N,T) int32 -> next_ids (N,T); features and new rows stay in their buffers."""
+        """Target step: `tokens` (N,T) int32 -> next_ids (N,T); features and new rows wait for `commit`."""
+        if not self._unfed.fits(tokens.shape[1]):
+            self.feed()
+        self._unfed.make_room()
         self._backend.upload(self._view("tokens", *tokens.shape), tokens)
         return self._backend.download(self._run_target(*tokens.shape))[0]
 
     def verify_logits(self, token: int) -> np.ndarray:
-        """Target step of one token on one lane -> logits (V,) f32."""
+        """Target step of one token on one lane -> logits (V,) f32; not for a drafting run."""
         self._backend.upload(self._view("tokens", 1, 1), np.array([[token]], dtype=np.int32))
         self._run_target(1, 1, with_logits=True)
         return self._backend.download(self._buffers["logits"])[0].reshape(-1)
 
-    def feed(self, width: int, counts: np.ndarray) -> None:
-        """Hand the features of the last verify (of `width` rows, `counts` valid) to the drafter's cache; drafts nothing."""
-        self._run_drafter(np.zeros(self.lanes, dtype=np.int32), width, counts)
+    def feed(self) -> None:
+        """Hand the features of everything committed to the drafter's cache; drafts nothing."""
+        self._run_drafter(np.zeros(self.lanes, dtype=np.int32))
 
-    def speculate(
-        self, anchors: np.ndarray, width: int, counts: np.ndarray, block: int, *, use_head: bool
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Draft after `anchors`, having fed the rows as `feed` does, and verify anchor + block-1 drafts.
+    def speculate(self, anchors: np.ndarray, block: int, *, use_head: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Draft after `anchors`, having fed as `feed` does, and verify anchor + block-1 drafts.
 
         Args:
             anchors: (N,) last emitted token per lane.
-            width: Rows of the last verify.
-            counts: (N,) valid rows of those, at least 1.
             block: Tokens to verify per lane, 2 to `block_size`.
             use_head: Take the scorer's walk; otherwise each slot's best candidate, as plain DFlash does.
 
         Returns:
             Drafts (N,S), of which the first block-1 were verified, and the target's choices (N,block), as `verify` gives them.
         """
-        self._run_drafter(anchors, width, counts)
+        self._run_drafter(anchors)
         n, copy = self.lanes, self._backend.copy
         drafts, tokens = self._row_view("draft_tokens", n), self._view("tokens", n, block)
         if use_head:
@@ -133,22 +149,24 @@ class Steps:
         next_ids = self._view("next_ids", n, width)
 
         def buffers() -> Bindings:
-            outputs = {"next_ids": next_ids, "features": self._view("features", n, width, self._feature_size)}
+            outputs = {"next_ids": next_ids, "features": self._unfed.packed(n, width)}
             if with_logits:
                 outputs["logits"] = self._buffers["logits"]
             return inputs | self.target.caches(), outputs | self.target.fresh(width)
 
+        self._width = width
         self._backend.upload(inputs["lengths"], self.target.lengths)
         self._bound("target", (n, width, self.target.capacity, with_logits), buffers)()
         return next_ids
 
-    def _run_drafter(self, anchors: np.ndarray, width: int, counts: np.ndarray) -> None:
+    def _run_drafter(self, anchors: np.ndarray) -> None:
         n = self.lanes
+        width, counts = self._unfed.take()
         small = {"anchor": self._view("anchor", n), "count": self._view("count", n)}
         small["lengths"] = self._view("drafter_lengths", n)
 
         def buffers() -> Bindings:
-            inputs = small | {"features": self._view("features", n, width, self._feature_size)}
+            inputs = small | {"features": self._unfed.packed(n, width)}
             outputs = self._rows(n, *LATTICE)
             return inputs | self.drafter.caches(), outputs | self.drafter.fresh(width)
 

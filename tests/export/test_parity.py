@@ -90,8 +90,8 @@ def test_wrong_weights_fail_rung_one(own_bundle, graph):
 def test_a_wrongly_served_drafter_fails_rung_three_only(own_bundle, monkeypatch):
     run = Steps._run_drafter
 
-    def after_another_token(self, anchors, *rest):
-        run(self, anchors + 1, *rest)
+    def after_another_token(self, anchors):
+        run(self, anchors + 1)
         self._backend.upload(self._view("anchor", self.lanes), anchors)  # the target reads the anchor from here
 
     monkeypatch.setattr(Steps, "_run_drafter", after_another_token)
@@ -101,8 +101,8 @@ def test_a_wrongly_served_drafter_fails_rung_three_only(own_bundle, monkeypatch)
 def test_a_loop_that_changes_a_token_fails_rung_four(own_bundle, monkeypatch):
     speculate = Steps.speculate
 
-    def wrong_in_blocks(self, anchors, width, counts, block, **options):
-        drafts, choices = speculate(self, anchors, width, counts, block, **options)
+    def wrong_in_blocks(self, anchors, block, **options):
+        drafts, choices = speculate(self, anchors, block, **options)
         if block == self.block_size:
             choices = choices.copy()
             choices[:, 0] += 1

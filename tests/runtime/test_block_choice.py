@@ -1,0 +1,165 @@
+"""The block of a round: chosen by costs and acceptance, and the same answer whatever is chosen."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from lilicorr.runtime.block_choice import LaneAcceptance, RoundCosts, best_block, measure_costs
+from lilicorr.runtime.errors import UserError
+from lilicorr.runtime.loop import GreedyLoop
+from lilicorr.runtime.steps import Steps
+from tests.runtime.fakes import STOP, FakeBackend, plain_answer, tiny_manifest
+from tests.runtime.test_loop import Run, make, prompt
+
+FLAT = RoundCosts((1.0, 1.0, 1.0, 1.0, 1.0), 0.2)  # verifying more costs nothing, drafting a fifth of a step
+STEEP = RoundCosts((1.0, 1.5, 2.0, 2.5, 3.0), 0.2)
+
+
+def seen(rounds: int, offered: int, accepted: int, slots: int = 4) -> LaneAcceptance:
+    lane = LaneAcceptance(slots)
+    for _ in range(rounds):
+        lane.see(offered, accepted)
+    return lane
+
+
+def test_expected_tokens_of_a_fresh_lane_are_the_prior() -> None:
+    assert LaneAcceptance(2).expected() == pytest.approx([1, 1.45, 1.45 + 0.45**2])
+
+
+def test_expected_tokens_follow_what_was_accepted() -> None:
+    always, never = seen(200, 4, 4).expected(), seen(200, 4, 0).expected()
+    assert always[-1] == pytest.approx(5, abs=0.5)
+    assert never[1] == pytest.approx(1, abs=0.05)
+
+
+def test_a_slot_behind_a_wrong_one_was_not_tried() -> None:
+    lane = seen(200, 4, 1)  # the second draft is always wrong, so nothing is known of the third
+    first, second, third = np.diff(lane.expected())[:3]
+    assert first == pytest.approx(1, abs=0.1)
+    assert second == pytest.approx(0, abs=0.1)
+    assert third / second == pytest.approx(0.45)
+
+
+def test_a_slot_not_offered_for_long_is_forgotten() -> None:
+    lane = seen(50, 4, 0)
+    before = lane.expected()[1]
+    for _ in range(500):
+        lane.see(0, 0)
+    assert before < 1.05
+    assert lane.expected()[1] == pytest.approx(1.45, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("costs", "lanes", "most", "block"),
+    [
+        (FLAT, [seen(99, 4, 4)], 5, 5),
+        (FLAT, [seen(99, 4, 4)], 3, 3),
+        (FLAT, [seen(99, 4, 0)], 5, 1),
+        (FLAT, [seen(99, 4, 0), seen(99, 4, 4)], 5, 5),  # a batch shares its rounds
+        (STEEP, [seen(99, 4, 4)], 5, 5),
+        (STEEP, [seen(99, 4, 1)], 5, 2),
+        (STEEP, [LaneAcceptance(4)], 5, 1),
+    ],
+)
+def test_best_block(costs: RoundCosts, lanes: list[LaneAcceptance], most: int, block: int) -> None:
+    assert best_block(costs, lanes, most) == block
+
+
+class Clock:
+    """Time that passes only in the target (a step per token) and in the drafter (half a step)."""
+
+    def __init__(self, backend: FakeBackend):
+        self.backend = backend
+
+    def __call__(self) -> float:
+        return sum(self.backend.widths) + 0.5 * self.backend.calls.count("drafter")
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_measured_costs(lanes: int) -> None:
+    backend, manifest = FakeBackend(), tiny_manifest()
+    steps = Steps(backend, manifest)
+    costs = measure_costs(steps, lanes, Clock(backend))
+    assert costs.verify == (1.0, 2.0, 3.0, 4.0, 5.0)
+    assert costs.draft == 0.5
+    assert steps.lanes == lanes
+    assert not steps.target.lengths.any()
+    assert not steps.drafter.lengths.any()
+
+
+def adaptive(costs: RoundCosts, accuracy: int, lanes: int = 1, **limits: int) -> tuple[GreedyLoop, Steps, FakeBackend]:
+    loop, steps, backend = make(accuracy, **limits)
+    loop.costs[lanes] = costs
+    return loop, steps, backend
+
+
+@pytest.mark.parametrize("costs", [FLAT, STEEP, RoundCosts((1.0, 1.01, 1.02, 1.03, 1.04), 0.4)])
+@pytest.mark.parametrize("accuracy", [0, 30, 60, 100])
+def test_the_answer_is_the_plain_one(costs: RoundCosts, accuracy: int) -> None:
+    for seed in range(6):
+        ids = prompt(seed, 5 + 9 * seed)
+        loop, steps, backend = adaptive(costs, accuracy)
+        run = Run(loop, [ids], 100, adaptive=True)
+        assert run.answers == [plain_answer(ids, 100)]
+        assert steps.drafter.lengths[0] <= steps.target.lengths[0]
+        assert all(width <= 16 for width in backend.widths)
+
+
+@pytest.mark.parametrize("accuracy", [10, 25])
+def test_ragged_lanes_keep_their_features_through_plain_steps(accuracy: int) -> None:
+    costs = RoundCosts((1.0, 1.05, 1.1, 1.15, 1.2), 0.3)
+    for seed in range(8):
+        lengths = np.random.default_rng(seed).integers(1, 60, 4).tolist()
+        prompts = [prompt(10 * seed + i, length) for i, length in enumerate(lengths)]
+        loop, _, _ = adaptive(costs, accuracy, lanes=4)
+        run = Run(loop, prompts, 80, adaptive=True)
+        assert run.answers == [plain_answer(p, 80) for p in prompts]
+        offered = [turn.offered for turn in run.rounds[1:]]
+        assert 0 in offered, "the case needs plain steps"
+        assert max(offered) > 0, "the case needs drafts"
+
+
+def test_more_plain_steps_than_the_features_buffer_holds() -> None:
+    ids = next(ids for seed in range(90) if STOP not in plain_answer(ids := prompt(seed, 9), 120))
+    loop, steps, backend = adaptive(RoundCosts((1.0,) * 5, 9.0), 60, prefill_chunk=16)  # a draft never pays
+    run = Run(loop, [ids], 120, adaptive=True)
+    assert run.answers == [plain_answer(ids, 120)]
+    assert {turn.offered for turn in run.rounds} == {0}
+    assert backend.calls.count("drafter") == steps.drafter.lengths[0] // 16 > 4
+
+
+def test_wrong_drafts_are_given_up_and_right_ones_kept() -> None:
+    ids = next(ids for seed in range(90) if STOP not in plain_answer(ids := prompt(seed, 9), 100))
+    offered = {}
+    for accuracy in (0, 100):
+        loop, _, _ = adaptive(FLAT, accuracy)
+        offered[accuracy] = [turn.offered for turn in Run(loop, [ids], 100, adaptive=True).rounds[1:]]
+    assert set(offered[100][:-1]) == {4}
+    assert offered[0].count(0) > 60
+
+
+def test_a_fixed_block_is_kept() -> None:
+    loop, _, backend = make(100)
+    Run(loop, [prompt(1, 9)], 40, block=3)
+    assert set(backend.widths[1:-1]) <= {3, 2, 1}
+    assert 3 in backend.widths
+    backend.widths.clear()
+    Run(loop, [prompt(1, 9)], 40, block=1)
+    assert set(backend.widths[1:]) == {1}
+
+
+def test_a_longer_block_than_served_is_refused() -> None:
+    loop, _, _ = make()
+    with pytest.raises(UserError, match=r"block size 6, the bundle serves 1 to 5"):
+        loop.run([prompt(0, 5)], 10, block=6)
+
+
+def test_a_conversation_goes_on_after_plain_steps() -> None:
+    loop, _, _ = adaptive(RoundCosts((1.0, 1.2, 1.4, 1.6, 1.8), 0.3), 30)
+    ids = next(ids for seed in range(90) if STOP not in plain_answer(ids := prompt(seed, 9), 40))
+    for _ in range(3):
+        answer = plain_answer(ids, 30)
+        run = Run(loop, [ids], 30, adaptive=True, reuse_prefix=True)
+        assert run.answers == [answer]
+        ids = [*ids, *answer, 5, 6]
