@@ -29,12 +29,13 @@ QWEN3 = {
 }
 
 
-def qwen3_folders(folder: Path) -> tuple[Path, Path]:
+def qwen3_folders(folder: Path, vocabulary: int = QWEN3["vocab_size"]) -> tuple[Path, Path]:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     target, drafter = folder / "target", folder / "drafter"
+    shape = QWEN3 | {"vocab_size": vocabulary}
     config = Qwen3Config(
-        **QWEN3,
+        **shape,
         num_hidden_layers=2,
         intermediate_size=3072,
         max_position_embeddings=2048,
@@ -46,7 +47,7 @@ def qwen3_folders(folder: Path) -> tuple[Path, Path]:
     )
     Qwen3ForCausalLM(config).save_pretrained(target)
     write_tokenizer(target)
-    shape = QWEN3 | {"num_target_layers": 2, "target_layer_ids": [0, 1], "intermediate_size": 3072}
+    shape |= {"num_target_layers": 2, "target_layer_ids": [0, 1], "intermediate_size": 3072}
     write_drafter_folder(
         drafter, **shape, max_position_embeddings=2048, rope_theta=1e6, block_size=8, lilicorr_candidate_topk=8
     )
@@ -88,3 +89,25 @@ def test_all_three_graphs_compile(folders, attention, precision, environment, tm
     require_whole(engines_of(bundle), engines)
     assert (engines.precision, engines.attention) == (precision, attention)
     assert set(engines.engines) == {"target", "drafter", "scorer"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("weights", "block", "attention"),
+    [("int8", 64, "two-part"), ("int8", 64, "native"), ("int4", 128, "two-part"), ("int4", 64, "native")],
+)
+def test_integer_weights_compile_in_both_forms_of_attention(weights, block, attention, environment, tmp_path):
+    target, drafter = qwen3_folders(tmp_path, vocabulary=4096)  # its product stays a float: a small one saves time
+    options = BuildOptions(precision="fp16", weights=weights, weights_block=block, attention=attention)
+    build_bundle(target, drafter, tmp_path / "bundle", options, Progress(None))
+    done = run(tmp_path / "bundle", environment, ahead=("--backend", "tensorrt-rtx", "--compute-capability", "8.9"))
+    assert done.returncode == 0, done.stderr
+    folder = engines_of(tmp_path / "bundle")
+    engines = read_engine_set(folder)
+    require_whole(folder, engines)
+    rows = [line.split("\t") for line in (folder / "target.layers.tsv").read_text().splitlines()]
+    dequantised = [row[0] for row in rows if row[1] == "DequantizeLinear"]
+    assert len(dequantised) >= 2 * 4  # layers; q, k and v are one product, gate and up may be one
+    assert set(dequantised) == {"fp16"}
+    weights_of_layers = 2 * 1024 * (2048 + 1024 + 1024 + 2048 + 3 * 3072)
+    assert engines.engines["target"].bytes < 2 * weights_of_layers  # as integers, not unfolded to fp16
