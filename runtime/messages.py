@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 from lilicorr.runtime.errors import UserError
-from lilicorr.runtime.tokenizer import Message
 
 ROLES = ("system", "user", "assistant")
 EXAMPLE = (
@@ -18,8 +17,8 @@ _RENAME = (
 )
 
 
-def read_messages(line: dict[str, Any]) -> list[Message]:
-    """The checked `messages` of a line.
+def read_messages(line: dict[str, Any]) -> list[dict[str, Any]]:
+    """The checked `messages` of a line; further keys are left in them.
 
     Raises:
         UserError: they are missing or malformed, an assistant speaks before any user, or a system message is not the first.
@@ -58,5 +57,5 @@ def _shown(value: Any) -> str:
     """JSON of what was found, shortened, with its kind where that is the mistake."""
     if value is None:
         return "nothing"
-    kind = {list: "a list: ", dict: "an object: "}.get(type(value), "")
+    kind = "a list: " if isinstance(value, list) else "an object: " if isinstance(value, dict) else ""
     return kind + json.dumps(value)[:80]

@@ -5,7 +5,7 @@ Every answer follows exactly the ids that would be served: the chat so far in th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lilicorr.runtime.errors import UserError
@@ -45,7 +45,7 @@ def _rendered(tokenizer: Any, messages: Sequence[Message], *, opening: bool) -> 
         ) from None
 
 
-def training_sequences(tokenizer: Any, id: str, messages: Sequence[Message]) -> list[Conversation]:
+def training_sequences(tokenizer: Any, id: str, messages: Sequence[Mapping[str, Any]]) -> list[Conversation]:
     """A chat with its answers as spans; each ends with the end token, unless the message says `"finished": false`.
 
     One sequence, as long as the chat up to the next answer begins with the ids so far. Where it does not (templates that drop

@@ -11,14 +11,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lilicorr.runtime.errors import UserError
 from lilicorr.runtime.messages import read_messages
-from lilicorr.runtime.tokenizer import Message, user_message
 from lilicorr.train.chat import training_sequences
 from lilicorr.train.conversation import Conversation
 from lilicorr.train.token_cache import tokenised
@@ -70,7 +69,7 @@ def _encode(tokenizer: Any, file: Path) -> list[Conversation]:
     return sequences
 
 
-def _messages(record: Any) -> Sequence[Message]:
+def _messages(record: Any) -> Sequence[Mapping[str, Any]]:
     """The chat of a line. Raises UserError when it is none, or when nobody answers in it."""
     if not isinstance(record, dict):
         raise UserError(f"expected a JSON object, found {type(record).__name__}", hint=_REGENERATE)
@@ -90,7 +89,7 @@ def _messages(record: Any) -> Sequence[Message]:
             hint=_REGENERATE,
         )
     answer = {"role": "assistant", "content": response, "finished": bool(record.get("finished"))}
-    return [user_message(turns[0]), answer]
+    return [{"role": "user", "content": turns[0]}, answer]
 
 
 def _records(file: Path) -> Iterable[tuple[int, Any]]:

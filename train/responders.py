@@ -90,11 +90,18 @@ class LocalTarget:
     def _decode(self, prompts: Sequence[Sequence[int]], chats: Sequence[Chat]) -> list[list[int]]:
         from lilicorr.train import generate
 
-        limits = {"max_new_tokens": self.max_new_tokens, "stop_ids": self.stop_ids}
         if not self.temperature:
-            return generate.greedy_batch(self.model, prompts, **limits)
-        seeds = [chat_seed(self.seed, chat) for chat in chats]
-        return generate.sampled_batch(self.model, prompts, temperature=self.temperature, seeds=seeds, **limits)
+            return generate.greedy_batch(
+                self.model, prompts, max_new_tokens=self.max_new_tokens, stop_ids=self.stop_ids
+            )
+        return generate.sampled_batch(
+            self.model,
+            prompts,
+            max_new_tokens=self.max_new_tokens,
+            stop_ids=self.stop_ids,
+            temperature=self.temperature,
+            seeds=[chat_seed(self.seed, chat) for chat in chats],
+        )
 
 
 class Endpoint:
