@@ -100,7 +100,8 @@ class LiLiCorrHead(DraftHead):
         against 0.5), and the head takes hundreds of steps to tell candidates apart.
         """
         if isinstance(self.token_proj, nn.Linear):
-            rms = self.token_proj(embeddings[:: max(1, len(embeddings) // 4096)]).square().mean().sqrt()
+            some = embeddings[:: max(1, len(embeddings) // 4096)].to(self.token_proj.weight.dtype)
+            rms = self.token_proj(some).square().mean().sqrt()
             self.token_proj.weight *= TOKEN_RMS / rms
 
     def attention_bias(self, slots: int, topk: int) -> Tensor:

@@ -47,8 +47,7 @@ class Trainer:
                 f"sequences_per_step is {recipe.sequences_per_step}, fewer than the {self.processes.count} processes",
                 hint=f"lilicorr-train fit … --set sequences_per_step={self.processes.count}",
             )
-        half = self.device.type == "cuda" and recipe.bf16
-        target = load_target(recipe.target, torch.bfloat16 if half else torch.float32)
+        target = load_target(recipe.target, torch.bfloat16 if recipe.bf16 else torch.float32)
         target.to(self.device)
         tokenizer = AutoTokenizer.from_pretrained(recipe.target, local_files_only=True)
         self.out.mkdir(parents=True, exist_ok=True)
