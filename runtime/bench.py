@@ -21,7 +21,7 @@ from lilicorr.runtime.prompts import Prompt
 from lilicorr.runtime.session import Session
 from lilicorr.runtime.tokenizer import Message
 
-_WARM_TOKENS = 16
+_WARM_TOKENS = 48
 _STEP_REPEATS = 9
 
 
@@ -54,7 +54,7 @@ def run_bench(
             hint="lilicorr-export build … --max-context N",
         )
     warm = session.tokenizer.as_prompt(fitting[0].conversation())
-    # Untimed: pages in weights, touches buffers, times the rounds that blocks are chosen by.
+    # Untimed: pages in weights, touches buffers, makes the rounds by whose times blocks are chosen.
     session.generate(warm, max_new_tokens=_WARM_TOKENS, block_size=block_size)
     answered = []
     for number, prompt in enumerate(fitting, start=1):

@@ -10,7 +10,7 @@ from typing import Any
 from lilicorr.runtime.lossless import Verdict
 from lilicorr.runtime.prompts import Prompt
 from lilicorr.runtime.session import Result
-from lilicorr.runtime.stats import PARTS
+from lilicorr.runtime.stats import PARTS, drafted
 
 _VERDICTS = {"identical": "identical", "ties": "tie", "different": "different"}
 
@@ -79,7 +79,9 @@ def progress_line(one: Answered) -> str:
 
 def _acceptance(answers: Iterable[Sequence[Result]]) -> float | None:
     """Mean over the rounds of each prompt that drafted, then over prompts that had one."""
-    rounds = [[length for result in results for length in result.stats.drafted] for results in answers]
+    rounds = [
+        [n for result in results for n in drafted(result.stats.acceptance, result.stats.offered)] for results in answers
+    ]
     return _mean([sum(lengths) / len(lengths) for lengths in rounds if lengths])
 
 

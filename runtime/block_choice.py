@@ -9,19 +9,17 @@ The constants were chosen by simulation on held-out answers of SmolLM2-135M-Inst
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 
-from lilicorr.runtime.steps import Steps
+from lilicorr.runtime.stats import Round
 
 FORGET = 0.98  # weight of a round after each further one: slots not offered for long return to the prior, and are tried again
 PRIOR, PRIOR_WEIGHT = 0.45, 3.0  # a slot's acceptance before anything was seen, worth this many rounds
 
-_REPEATS = 3
+_TIMED = 3  # rounds of either kind whose times count
 
 
 @dataclass(frozen=True)
@@ -72,37 +70,39 @@ def best_block(costs: RoundCosts, lanes: Sequence[LaneAcceptance], most: int) ->
     return int(np.argmax(expected / np.array([costs.of(block) for block in range(1, most + 1)]))) + 1
 
 
-def measure_costs(steps: Steps, lanes: int, clock: Callable[[], float] = time.perf_counter) -> RoundCosts:
-    """Time rounds on empty caches, which are empty afterwards too; sixteen calls of the target.
+class BlockChoice:
+    """Chooses the block of every round of runs that began with the same number of lanes.
 
-    Blocks between those timed (1, 2 and the whole) are interpolated.
+    The first rounds take turns: a whole block, a plain step. Their times are the costs of all later ones, with the blocks
+    between interpolated; so nothing is run only to be timed.
+
+    Args:
+        block: The whole block, at least 2.
+        costs: Known already; None: to be timed.
     """
-    anchors, block = np.zeros(lanes, dtype=np.int32), steps.block_size
 
-    def one_row() -> None:
-        steps.reset(lanes, drafting=True)
-        steps.verify(anchors[:, None])
-        steps.commit(np.ones(lanes, dtype=np.int32))
+    def __init__(self, block: int, costs: RoundCosts | None = None):
+        self._block, self.costs = block, costs
+        self._verify: dict[int, list[float]] = {1: [], block: []}  # seconds of rounds without their drafts
+        self._draft: list[float] = []
 
-    def empty() -> None:
-        steps.reset(lanes, drafting=False)
+    def choose(self, lanes: Sequence[LaneAcceptance], most: int) -> int:
+        """The block of the next round, 1 to `most`, which is at most the whole block."""
+        if self.costs is None:
+            plain, whole = len(self._verify[1]), len(self._verify[self._block])
+            return 1 if plain < whole else most
+        return best_block(self.costs, lanes, most)
 
-    timed = {}
-    for width in sorted({1, 2, block}):
-        tokens = np.zeros((lanes, width), dtype=np.int32)
-        timed[width] = _fastest(clock, empty, partial(steps.verify, tokens))
-    drafted = _fastest(clock, one_row, partial(steps.speculate, anchors, block, use_head=steps.has_head))
-    empty()
-    verify = np.interp(range(1, block + 1), list(timed), list(timed.values())).tolist()
-    return RoundCosts(tuple(verify), max(0.0, drafted - timed[block]))
-
-
-def _fastest(clock: Callable[[], float], prepare: Callable[[], None], call: Callable[[], object]) -> float:
-    """Seconds of the fastest of a few calls; the first binds and is not counted."""
-    times = []
-    for _ in range(1 + _REPEATS):
-        prepare()
-        start = clock()
-        call()
-        times.append(clock() - start)
-    return min(times[1:])
+    def see(self, turn: Round) -> None:
+        """Book a round while there are no costs yet."""
+        block = turn.offered + 1
+        if self.costs is not None or block not in self._verify:
+            return
+        self._verify[block].append(turn.total - turn.draft - turn.score)
+        if block > 1:
+            self._draft.append(turn.draft + turn.score)
+        if all(len(times) > _TIMED for times in self._verify.values()):
+            # The first of each binds calls. The fastest of the rest is the one least disturbed.
+            ends = [min(self._verify[width][1:]) for width in (1, self._block)]
+            verify = np.interp(range(1, self._block + 1), (1, self._block), ends).tolist()
+            self.costs = RoundCosts(tuple(verify), min(self._draft[1:]))

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from lilicorr.runtime.block_choice import LaneAcceptance, RoundCosts, best_block, measure_costs
+from lilicorr.runtime.block_choice import BlockChoice, LaneAcceptance
 from lilicorr.runtime.lane import Cut, Lane
 from lilicorr.runtime.manifest import Manifest
 from lilicorr.runtime.request import check_block, check_request
@@ -24,7 +24,7 @@ class GreedyLoop:
     """Greedy generation on `steps`. One run at a time: starting a run ends the one before it.
 
     Attributes:
-        costs: Lanes -> what their rounds cost here, measured when an adaptive run first needs it.
+        choices: Lanes at the start of an adaptive run -> what chooses its blocks, having timed the first rounds.
     """
 
     def __init__(self, steps: Steps, manifest: Manifest):
@@ -32,7 +32,7 @@ class GreedyLoop:
         self._limits, self._vocab = manifest.limits, manifest.target.vocab_size
         self._history: list[int] = []  # tokens whose rows lane 0 holds, after a run of one lane
         self._run = 0
-        self.costs: dict[int, RoundCosts] = {}
+        self.choices: dict[int, BlockChoice] = {}
 
     def run(
         self,
@@ -54,8 +54,7 @@ class GreedyLoop:
             speculative: False decodes with blocks of 1.
             use_head: Draft by the head's walk; False, or a bundle without head: each slot's best candidate.
             block: Most tokens a round verifies, 1 to the bundle's block size, which is the default.
-            adaptive: Verify fewer, down to a plain step, where that is faster (`block_choice`). The first adaptive run for a
-                number of lanes times a few rounds before it begins. The answers are the same.
+            adaptive: Verify fewer, down to a plain step, where that is faster (`block_choice`). The answers are the same.
             reuse_prefix: Keep the rows of a prefix shared with the previous single-lane run.
             cut: Stop-string test.
 
@@ -106,7 +105,7 @@ class GreedyLoop:
             for i, (p, r) in enumerate(zip(prompts, room, strict=True))
         ]
         acceptance = [LaneAcceptance(most - 1) for _ in lanes]
-        costs = self._costs_of(len(lanes)) if adaptive else None
+        choice = self.choices.setdefault(len(lanes), BlockChoice(steps.block_size)) if adaptive else None
         self._begin(prompts, most > 1, reuse_prefix)
         firsts = self._prefill(prompts, most > 1)
         if len(lanes) == 1:
@@ -121,8 +120,8 @@ class GreedyLoop:
             self._require_latest(run)
             clock.start()
             block = min(most, max(lane.budget for lane in lanes))
-            if costs is not None:
-                block = best_block(costs, [acceptance[lane.index] for lane in lanes], block)
+            if choice:
+                block = choice.choose([acceptance[lane.index] for lane in lanes], block)
             anchors = np.array([lane.anchor for lane in lanes], dtype=np.int32)
             if block > 1:
                 drafts, choices = steps.speculate(anchors, block, use_head=use_head)
@@ -144,12 +143,8 @@ class GreedyLoop:
                     steps.target.truncate(position, lane.rows)
             lanes = self._drop_finished(lanes, records)
             done = clock.round(prefill=False, offered=block - 1, records=records)
-
-    def _costs_of(self, lanes: int) -> RoundCosts:
-        if lanes not in self.costs:
-            self._history = []  # the caches are used
-            self.costs[lanes] = measure_costs(self.steps, lanes)
-        return self.costs[lanes]
+            if choice:
+                choice.see(done)
 
     def _require_latest(self, run: int) -> None:
         """An older run, begun or not, would write into the caches of the latest."""

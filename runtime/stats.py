@@ -6,6 +6,7 @@ limit cut it. The prefill's token belongs to no round. A plain step among specul
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,13 +83,8 @@ class Stats:
     @property
     def acceptance_length(self) -> float | None:
         """Mean over the rounds that drafted, or over all when none did; None when there was no round."""
-        lengths = self.drafted or self.acceptance
+        lengths = drafted(self.acceptance, self.offered) or self.acceptance
         return sum(lengths) / len(lengths) if lengths else None
-
-    @property
-    def drafted(self) -> list[int]:
-        """Tokens emitted per round that verified drafts."""
-        return [length for length, offered in zip(self.acceptance, self.offered, strict=True) if offered]
 
     @property
     def decode_seconds(self) -> float:
@@ -109,3 +105,8 @@ class Stats:
             "ttft_ms": 1e3 * self.prefill_seconds,
             "seconds": self.seconds,
         }
+
+
+def drafted(emitted: Sequence[int], offered: Sequence[int]) -> list[int]:
+    """Tokens emitted per round, of the rounds that verified drafts."""
+    return [tokens for tokens, drafts in zip(emitted, offered, strict=True) if drafts]

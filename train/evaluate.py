@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from lilicorr.runtime.prompts import read_prompts
+from lilicorr.runtime.stats import drafted
 from lilicorr.train.checkpoint import read_drafter
 from lilicorr.train.continuations import Continuation, cache_file, continuations
 from lilicorr.train.drafter import Drafter
@@ -107,7 +108,7 @@ def _drafts(model: Any, drafter: Drafter, ids: Tensor, context: Tensor, anchors:
 
 
 def summary(rounds: Sequence[Rounds]) -> dict[str, Any]:
-    """Of the texts with at least one round: acceptance length is the mean over the rounds of each text, then over texts."""
+    """Acceptance length is the mean over the rounds of each text that drafted, then over the texts that had one."""
     seen = [r for r in rounds if r.emitted]
     accepted = [n for r in seen for n in r.accepted]
     offered = [n for r in seen for n in r.offered]
@@ -115,7 +116,9 @@ def summary(rounds: Sequence[Rounds]) -> dict[str, Any]:
     return {
         "texts": len(seen),
         "rounds": len(accepted),
-        "acceptance_length": _mean([sum(r.emitted) / len(r.emitted) for r in seen]),
+        "acceptance_length": _mean(
+            [sum(lengths) / len(lengths) for r in seen if (lengths := drafted(r.emitted, r.offered))]
+        ),
         "slot_acceptance": [sum(n >= slot for n in accepted) / sum(n >= slot for n in offered) for slot in slots],
         "accepted_prefix": _mean(accepted),
         "top1_prefix": _mean([n for r in seen for n in r.argmax]),

@@ -13,7 +13,7 @@ from types import TracebackType
 import numpy as np
 
 from lilicorr.runtime.arena import capacity_for
-from lilicorr.runtime.block_choice import RoundCosts
+from lilicorr.runtime.block_choice import BlockChoice, RoundCosts
 from lilicorr.runtime.call_times import CallTimes
 from lilicorr.runtime.contract import expected_interfaces
 from lilicorr.runtime.host import HostMemory
@@ -172,6 +172,7 @@ def fake_session(accuracy: int = 70, **limits: int | bool) -> Session:
     manifest = tiny_manifest(**limits)
     session = Session(FakeBackend(accuracy), manifest, FakeTokenizer())
     # Verifying costs the same for every width and drafting nothing, so that rounds do not depend on this machine.
-    flat = RoundCosts((1.0,) * manifest.drafter.block_size, 0.0)
-    session.loop.costs = dict.fromkeys(range(1, manifest.limits.max_batch + 1), flat)
+    block = manifest.drafter.block_size
+    flat = RoundCosts((1.0,) * block, 0.0)
+    session.loop.choices = {n: BlockChoice(block, flat) for n in range(1, manifest.limits.max_batch + 1)}
     return session

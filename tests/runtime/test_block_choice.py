@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lilicorr.runtime.block_choice import LaneAcceptance, RoundCosts, best_block, measure_costs
+from lilicorr.runtime.block_choice import BlockChoice, LaneAcceptance, RoundCosts, best_block
 from lilicorr.runtime.errors import UserError
 from lilicorr.runtime.loop import GreedyLoop
+from lilicorr.runtime.stats import Round
 from lilicorr.runtime.steps import Steps
-from tests.runtime.fakes import STOP, FakeBackend, plain_answer, tiny_manifest
+from tests.runtime.fakes import STOP, FakeBackend, plain_answer
 from tests.runtime.test_loop import Run, make, prompt
 
 FLAT = RoundCosts((1.0, 1.0, 1.0, 1.0, 1.0), 0.2)  # verifying more costs nothing, drafting a fifth of a step
@@ -66,31 +67,44 @@ def test_best_block(costs: RoundCosts, lanes: list[LaneAcceptance], most: int, b
     assert best_block(costs, lanes, most) == block
 
 
-class Clock:
-    """Time that passes only in the target (a step per token) and in the drafter (half a step)."""
-
-    def __init__(self, backend: FakeBackend):
-        self.backend = backend
-
-    def __call__(self) -> float:
-        return sum(self.backend.widths) + 0.5 * self.backend.calls.count("drafter")
+def turn(offered: int, draft: float, score: float, verify: float, host: float = 0.5) -> Round:
+    return Round(False, offered, (), draft, score, verify, draft + score + verify + host)
 
 
-@pytest.mark.parametrize("lanes", [1, 3])
-def test_measured_costs(lanes: int) -> None:
-    backend, manifest = FakeBackend(), tiny_manifest()
-    steps = Steps(backend, manifest)
-    costs = measure_costs(steps, lanes, Clock(backend))
-    assert costs.verify == (1.0, 2.0, 3.0, 4.0, 5.0)
-    assert costs.draft == 0.5
-    assert steps.lanes == lanes
-    assert not steps.target.lengths.any()
-    assert not steps.drafter.lengths.any()
+def test_first_rounds_take_turns_and_are_timed() -> None:
+    choice = BlockChoice(5)
+    blocks = []
+    # The first of each is slow, as a first call is; then a disturbance.
+    for plain, whole in ((50, 90), (10, 14), (99, 99), (12, 16)):
+        for verify in (whole, plain):
+            blocks.append(choice.choose([LaneAcceptance(4)], 5))
+            assert choice.costs is None
+            choice.see(turn(blocks[-1] - 1, 2.0, 1.0, verify) if blocks[-1] > 1 else turn(0, 0, 0, verify))
+    assert blocks == [5, 1] * 4
+    assert choice.costs == RoundCosts((10.5, 11.5, 12.5, 13.5, 14.5), 3.0)
+
+
+def test_rounds_of_other_blocks_are_not_timed() -> None:
+    choice = BlockChoice(5)
+    for _ in range(20):  # the end of an answer leaves less room than a block
+        assert choice.choose([LaneAcceptance(4)], 3) == 3
+        choice.see(turn(2, 1, 1, 1))
+    assert choice.costs is None
+
+
+def test_an_unknown_machine_gives_the_same_answers() -> None:
+    ids = next(ids for seed in range(90) if STOP not in plain_answer(ids := prompt(seed, 9), 100))
+    loop, _, _ = make(60)
+    for _ in range(2):
+        run = Run(loop, [ids], 100, adaptive=True)
+        assert run.answers == [plain_answer(ids, 100)]
+    assert loop.choices[1].costs is not None
+    assert min(loop.choices[1].costs.verify) > 0
 
 
 def adaptive(costs: RoundCosts, accuracy: int, lanes: int = 1, **limits: int) -> tuple[GreedyLoop, Steps, FakeBackend]:
     loop, steps, backend = make(accuracy, **limits)
-    loop.costs[lanes] = costs
+    loop.choices[lanes] = BlockChoice(steps.block_size, costs)
     return loop, steps, backend
 
 

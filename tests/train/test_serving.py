@@ -50,8 +50,9 @@ def test_rounds_equal_those_of_the_runtime(recipe, tiny_target, tmp_path):  # no
 
     drafter, lengths = read_drafter(tmp_path / "drafter"), set()
     with load(tmp_path / "bundle", backend="ort", threads=1) as session:
+        block = session.manifest.drafter.block_size
         for item, text in zip(items, QUESTIONS, strict=True):
-            served = session.generate([user_message(text)], max_new_tokens=TOKENS)
+            served = session.generate([user_message(text)], max_new_tokens=TOKENS, block_size=block)
             assert served.token_ids == item.tokens
             ids = torch.tensor([[*item.prompt_ids, *item.tokens]])
             features, _ = target_features(target, ids, drafter.config.target_layer_ids)
@@ -60,7 +61,7 @@ def test_rounds_equal_those_of_the_runtime(recipe, tiny_target, tmp_path):  # no
             assert rounds.accepted == served.stats.accepted
             assert rounds.offered == served.stats.offered
             lengths |= set(rounds.accepted)
-        report = run_bench(session, read_prompts(prompts), TOKENS)
+        report = run_bench(session, read_prompts(prompts), TOKENS, block_size=block)
     assert {0, 3} < lengths
     (result,) = evaluate([tmp_path / "drafter"], tiny_target, [prompts], max_new_tokens=TOKENS)
     assert result["rounds"] == report["rounds"]
