@@ -57,10 +57,9 @@ def main(bundle: Path, engines: Path, limit: int, max_new_tokens: int) -> None:
 
 
 def answers(session: Session, texts: Sequence[str], most: int, *, speculative: bool) -> Answers:
-    """Token ids of every answer."""
-    return [
-        session.generate([user_message(text)], max_new_tokens=most, speculative=speculative).token_ids for text in texts
-    ]
+    """Token ids of every answer. Whole blocks: chosen ones may come down to plain steps, which would prove nothing."""
+    options = {"max_new_tokens": most, "speculative": speculative, "block_size": session.manifest.drafter.block_size}
+    return [session.generate([user_message(text)], **options).token_ids for text in texts]
 
 
 def verdicts(session: Session, texts: Sequence[str], wanted: Answers, found: Answers) -> dict[str, Any]:

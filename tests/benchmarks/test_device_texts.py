@@ -61,3 +61,13 @@ def test_a_speculative_answer_that_is_not_the_plain_one_fails(script, own_bundle
     done, report = run(script, own_bundle, engines)
     assert done.exit_code == 0
     assert report["engines_against_onnxruntime"]["different"] == 2
+
+
+def test_speculative_answers_are_of_whole_blocks(script, own_bundle, engines, monkeypatch):
+    asked = []
+    honest = script.Session.generate
+    monkeypatch.setattr(
+        script.Session, "generate", lambda self, prompt, **o: asked.append(o) or honest(self, prompt, **o)
+    )
+    run(script, own_bundle, engines)
+    assert {o["block_size"] for o in asked if o["speculative"]} == {5}
