@@ -14,8 +14,6 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 DRAFTER := checkpoints/smollm2-135m
-# Of blocks of 4 and 6, the one that loses on no prompt set measured (docs/measurements.md).
-BLOCK := 4
 TARGET := build/smollm2-135m-hf
 BUNDLE := build/smollm2-135m
 BENCH := build/demo-bench.json
@@ -68,7 +66,7 @@ $(TARGET)/config.json: | $(INSTALLED)
 
 # The bundle is renamed into place whole, so it is never half there; a new one has no parity.json.
 $(BUNDLE)/manifest.json: $(TARGET)/config.json $(wildcard $(DRAFTER)/*.json $(DRAFTER)/*.safetensors train/*.py export/*.py)
-	$(BIN)/lilicorr-export build --target $(TARGET) --drafter $(DRAFTER) --block-size $(BLOCK) --out $(BUNDLE)
+	$(BIN)/lilicorr-export build --target $(TARGET) --drafter $(DRAFTER) --out $(BUNDLE)
 
 # A missed budget is reported from parity.json by `demo`, now and on later runs.
 $(BUNDLE)/parity.json: $(BUNDLE)/manifest.json
