@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from lilicorr.runtime.bench_summary import Answered, progress_line, ratio, summarise
+from lilicorr.runtime.block_choice import TIMED
 from lilicorr.runtime.errors import UserError
 from lilicorr.runtime.lossless import compare
 from lilicorr.runtime.prompts import Prompt
 from lilicorr.runtime.session import Session
 from lilicorr.runtime.tokenizer import Message
 
-_WARM_TOKENS = 48
 _STEP_REPEATS = 9
 
 
@@ -55,7 +55,8 @@ def run_bench(
         )
     warm = session.tokenizer.as_prompt(fitting[0].conversation())
     # Untimed: pages in weights, touches buffers, makes the rounds by whose times blocks are chosen.
-    session.generate(warm, max_new_tokens=_WARM_TOKENS, block_size=block_size)
+    rounds, block = TIMED + 1, session.manifest.drafter.block_size
+    session.generate(warm, max_new_tokens=1 + rounds * (block + 1), block_size=block_size)
     answered = []
     for number, prompt in enumerate(fitting, start=1):
         answered.append(

@@ -10,7 +10,7 @@ The constants were chosen by simulation on held-out answers of SmolLM2-135M-Inst
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,7 +19,9 @@ from lilicorr.runtime.stats import Round
 FORGET = 0.98  # weight of a round after each further one: slots not offered for long return to the prior, and are tried again
 PRIOR, PRIOR_WEIGHT = 0.45, 3.0  # a slot's acceptance before anything was seen, worth this many rounds
 
-_TIMED = 3  # rounds of either kind whose times count
+# Rounds of either kind whose times count. A drafter call that follows a whole block has a width of its own from the second round
+# on, and a GPU binds it there and captures it in the third: with 4, two are left that only run.
+TIMED = 4
 
 
 @dataclass(frozen=True)
@@ -38,18 +40,12 @@ class RoundCosts:
         return self.verify[block - 1] + (self.draft if block > 1 else 0.0)
 
 
-@dataclass
 class LaneAcceptance:
     """How often each slot of one lane was right, when those before it were; older rounds count less."""
 
-    slots: int
-    _tries: np.ndarray = field(
-        init=False
-    )  # (slots,) rounds that offered the slot and accepted those before it, weighted
-    _hits: np.ndarray = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._tries, self._hits = np.zeros(self.slots), np.zeros(self.slots)
+    def __init__(self, slots: int):
+        # (slots,) rounds that offered the slot and accepted those before it, and of those the ones that accepted it; weighted
+        self._tries, self._hits = np.zeros(slots), np.zeros(slots)
 
     def see(self, offered: int, accepted: int) -> None:
         """Book a round: `offered` drafts were verified, the first `accepted` were right."""
@@ -73,8 +69,9 @@ def best_block(costs: RoundCosts, lanes: Sequence[LaneAcceptance], most: int) ->
 class BlockChoice:
     """Chooses the block of every round of runs that began with the same number of lanes.
 
-    The first rounds take turns: a whole block, a plain step. Their times are the costs of all later ones, with the blocks
-    between interpolated; so nothing is run only to be timed.
+    The first rounds verify whole blocks, the next ones are plain steps. Their times are the costs of all later ones, with the
+    blocks between interpolated; so nothing is run only to be timed. Not in turns: after a plain step the drafter is handed rows of
+    several calls, by a call that steady rounds do not have.
 
     Args:
         block: The whole block, at least 2.
@@ -89,8 +86,7 @@ class BlockChoice:
     def choose(self, lanes: Sequence[LaneAcceptance], most: int) -> int:
         """The block of the next round, 1 to `most`, which is at most the whole block."""
         if self.costs is None:
-            plain, whole = len(self._verify[1]), len(self._verify[self._block])
-            return 1 if plain < whole else most
+            return most if len(self._verify[self._block]) <= TIMED else 1
         return best_block(self.costs, lanes, most)
 
     def see(self, turn: Round) -> None:
@@ -101,7 +97,7 @@ class BlockChoice:
         self._verify[block].append(turn.total - turn.draft - turn.score)
         if block > 1:
             self._draft.append(turn.draft + turn.score)
-        if all(len(times) > _TIMED for times in self._verify.values()):
+        if all(len(times) > TIMED for times in self._verify.values()):
             # The first of each binds calls. The fastest of the rest is the one least disturbed.
             ends = [min(self._verify[width][1:]) for width in (1, self._block)]
             verify = np.interp(range(1, self._block + 1), (1, self._block), ends).tolist()

@@ -122,12 +122,8 @@ class GreedyLoop:
             block = min(most, max(lane.budget for lane in lanes))
             if choice:
                 block = choice.choose([acceptance[lane.index] for lane in lanes], block)
-            anchors = np.array([lane.anchor for lane in lanes], dtype=np.int32)
-            if block > 1:
-                drafts, choices = steps.speculate(anchors, block, use_head=use_head)
-            else:
-                drafts, choices = np.empty((len(lanes), 0), dtype=np.int32), steps.verify(anchors[:, None])
-            accepted = np.cumprod(drafts[:, : block - 1] == choices[:, :-1], axis=1).sum(axis=1).tolist()
+            anchor = lanes[0].anchor
+            drafts, choices, accepted = self._decode(lanes, block, use_head)
             records = [
                 lane.emit(row[: 1 + min(n, lane.budget - 1)], self._stops, cut, drafts=n)
                 for lane, row, n in zip(lanes, choices.tolist(), accepted, strict=True)
@@ -136,7 +132,7 @@ class GreedyLoop:
                 acceptance[lane.index].see(block - 1, n)
             counts = np.array([len(record.tokens) for record in records], dtype=np.int32)
             if self._history:
-                self._history += [int(anchors[0]), *drafts[0].tolist()][: counts[0]]
+                self._history += [anchor, *drafts[0].tolist()][: counts[0]]
             steps.commit(counts)
             for position, (lane, record) in enumerate(zip(lanes, records, strict=True)):
                 if record.retracted:
@@ -145,6 +141,15 @@ class GreedyLoop:
             done = clock.round(prefill=False, offered=block - 1, records=records)
             if choice:
                 choice.see(done)
+
+    def _decode(self, lanes: Sequence[Lane], block: int, use_head: bool) -> tuple[np.ndarray, np.ndarray, list[int]]:
+        """Run a round's engines: drafts (N, at least block-1), the target's choices (N,block), accepted drafts of each lane."""
+        anchors = np.array([lane.anchor for lane in lanes], dtype=np.int32)
+        if block > 1:
+            drafts, choices = self.steps.speculate(anchors, block, use_head=use_head)
+        else:
+            drafts, choices = np.empty((len(lanes), 0), dtype=np.int32), self.steps.verify(anchors[:, None])
+        return drafts, choices, np.cumprod(drafts[:, : block - 1] == choices[:, :-1], axis=1).sum(axis=1).tolist()
 
     def _require_latest(self, run: int) -> None:
         """An older run, begun or not, would write into the caches of the latest."""
@@ -157,6 +162,7 @@ class GreedyLoop:
         if reuse_prefix and len(prompts) == 1 and self._history:
             most = min(len(prompts[0]) - 1, int(steps.target.lengths[0]))
             if drafting:
+                steps.feed()  # rows of the last run that the drafter lacks (a chunk of plain steps) would be prefilled again
                 most = min(most, int(steps.drafter.lengths[0]))
             while shared < most and self._history[shared] == prompts[0][shared]:
                 shared += 1

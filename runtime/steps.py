@@ -21,7 +21,8 @@ LATTICE = ("candidate_ids", "log_probs", "hidden", "anchor_row")  # what the dra
 
 PART_OF = {"drafter": "draft", "scorer": "score", "target": "verify"}  # of a round's time
 
-# Steady state needs one call per graph and capacity; prompts add one per distinct chunk remainder. Enough for both, bounded.
+# Per capacity, steady state needs a target call per block that is chosen, a drafter call per width of rows handed over (powers of
+# two after plain steps) and the scorer; prompts add one per distinct chunk remainder. Enough for blocks of 16, bounded.
 _MOST_CALLS = 32
 
 Bindings = tuple[dict[str, Buffer], dict[str, Buffer]]  # inputs, outputs
@@ -117,8 +118,9 @@ class Steps:
         return self._backend.download(self._buffers["logits"])[0].reshape(-1)
 
     def feed(self) -> None:
-        """Hand the features of everything committed to the drafter's cache; drafts nothing."""
-        self._run_drafter(np.zeros(self.lanes, dtype=np.int32))
+        """Hand the features of everything committed to the drafter's cache, if any wait; drafts nothing."""
+        if self._unfed.counts.any():
+            self._run_drafter(np.zeros(self.lanes, dtype=np.int32))
 
     def speculate(self, anchors: np.ndarray, block: int, *, use_head: bool) -> tuple[np.ndarray, np.ndarray]:
         """Draft after `anchors`, having fed as `feed` does, and verify anchor + block-1 drafts.

@@ -67,6 +67,21 @@ def test_a_system_message_opens_the_conversation() -> None:
     assert report["skipped"] == ["does not"]
 
 
+def test_blocks_are_chosen_from_the_first_timed_answer_on() -> None:
+    (text,) = lively(80, 1)
+    session = fake_session(100, block_size=12)
+    session.loop.choices.clear()
+    run_bench(session, [Prompt("fits", "", (text,))], 1)  # whose answers have no rounds
+    assert session.loop.choices[1].costs is not None
+
+
+def test_a_fixed_block_is_that_of_every_round() -> None:
+    (text,) = lively(21, 1)
+    report = run_bench(fake_session(100), [Prompt("fits", "", (text,))], 21, block_size=3)
+    assert report["block_histogram"] == {"2": 1, "3": 6}  # 20 tokens after the prefill's
+    assert report["tokens_per_round"] == pytest.approx(20 / 7)
+
+
 def test_context_smaller_than_the_block() -> None:
     report = run_bench(fake_session(max_context=3, block_size=5), [Prompt("tiny", "", ("x",))], 10)
     assert report["lossless"] == {"checked": 1, "identical": 1, "ties": 0, "different": 0}

@@ -71,17 +71,35 @@ def turn(offered: int, draft: float, score: float, verify: float, host: float = 
     return Round(False, offered, (), draft, score, verify, draft + score + verify + host)
 
 
-def test_first_rounds_take_turns_and_are_timed() -> None:
+def test_first_rounds_are_timed_whole_blocks_before_plain_steps() -> None:
     choice = BlockChoice(5)
     blocks = []
-    # The first of each is slow, as a first call is; then a disturbance.
-    for plain, whole in ((50, 90), (10, 14), (99, 99), (12, 16)):
-        for verify in (whole, plain):
+    # The first of each is slow, as a first call is, and so may be another.
+    for block, times in ((5, (90, 14, 99, 14, 16)), (1, (50, 99, 10, 12, 12))):
+        for verify in times:
             blocks.append(choice.choose([LaneAcceptance(4)], 5))
             assert choice.costs is None
-            choice.see(turn(blocks[-1] - 1, 2.0, 1.0, verify) if blocks[-1] > 1 else turn(0, 0, 0, verify))
-    assert blocks == [5, 1] * 4
+            choice.see(turn(4, 2.0, 1.0, verify) if block == 5 else turn(0, 0, 0, verify))
+    assert blocks == [5] * 5 + [1] * 5
     assert choice.costs == RoundCosts((10.5, 11.5, 12.5, 13.5, 14.5), 3.0)
+
+
+def test_timed_drafts_are_handed_the_rows_of_one_call() -> None:
+    """As steady ones are: rows of several calls are handed over by a call of another width, which a GPU would bind and capture."""
+    ids = next(ids for seed in range(90) if STOP not in plain_answer(ids := prompt(seed, 9), 40))
+    loop, _, backend = make(60)
+    widths, bind = [], backend.bind
+
+    def recorded(graph: str, inputs, outputs):
+        call = bind(graph, inputs, outputs)
+        if graph != "drafter":
+            return call
+        return lambda: widths.append(inputs["features"].shape[1]) or call()
+
+    backend.bind = recorded
+    for _ in zip(range(6), loop.run([ids], 40, adaptive=True), strict=False):  # the prefill and the timed drafts
+        pass
+    assert widths == [9, 5, 5, 5, 5]
 
 
 def test_rounds_of_other_blocks_are_not_timed() -> None:
@@ -170,10 +188,15 @@ def test_a_longer_block_than_served_is_refused() -> None:
 
 
 def test_a_conversation_goes_on_after_plain_steps() -> None:
-    loop, _, _ = adaptive(RoundCosts((1.0, 1.2, 1.4, 1.6, 1.8), 0.3), 30)
-    ids = next(ids for seed in range(90) if STOP not in plain_answer(ids := prompt(seed, 9), 40))
+    """And forwards nothing again: the drafter is given what it lacks."""
+    loop, _, backend = adaptive(RoundCosts((1.0,) * 5, 9.0), 60, prefill_chunk=64)  # a draft never pays
+    ids, forwarded = prompt(4, 9), 9
     for _ in range(3):
         answer = plain_answer(ids, 30)
+        assert len(answer) == 30, "the case needs whole answers"
+        backend.widths.clear()
         run = Run(loop, [ids], 30, adaptive=True, reuse_prefix=True)
         assert run.answers == [answer]
-        ids = [*ids, *answer, 5, 6]
+        assert {turn.offered for turn in run.rounds} == {0}
+        assert sum(backend.widths) == forwarded + 29
+        ids, forwarded = [*ids, *answer, 5, 6], 3  # the new message, and the token that ended the answer
