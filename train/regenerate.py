@@ -120,10 +120,12 @@ def _line(prompt: Prompt, responses: Sequence[Response]) -> dict[str, Any]:
 
 
 def resume(out_file: Path) -> set[str]:
-    """The ids `out_file` holds (empty when there is no such file); a half-written last line is cut off.
+    """The ids `out_file` holds (empty when there is no such file); a last line of ours that is half written is cut off.
+
+    A last line that only lacks its end is kept. Nothing is changed in a file that holds anything else.
 
     Raises:
-        UserError: a whole line is not JSON with an `id`, or the file or its folder cannot be written.
+        UserError: a line is not JSON with an `id`, or the file or its folder cannot be written.
     """
     try:
         out_file.parent.mkdir(parents=True, exist_ok=True)
@@ -131,17 +133,39 @@ def resume(out_file: Path) -> set[str]:
             file.seek(0)
             data = file.read()
             whole = data.rfind(b"\n") + 1
-            if whole < len(data):
+            lines, tail = data[:whole].splitlines(), data[whole:]
+            ids = {_id(out_file, number, line) for number, line in enumerate(lines, 1)}
+            if tail and _is_half(tail):
                 file.truncate(whole)
+            elif tail:
+                ids.add(_id(out_file, len(lines) + 1, tail))
+                file.write(b"\n")
     except OSError as error:
         raise UserError(f"`{out_file}` cannot be written: {error.strerror}", hint="choose another --out") from None
-    ids = set()
-    for number, line in enumerate(data[:whole].splitlines(), 1):
-        try:
-            ids.add(json.loads(line)["id"])
-        except (ValueError, KeyError, TypeError):
-            raise UserError(
-                f"`{out_file}` line {number} is not a response: expected a JSON object with an `id`",
-                hint=f"remove line {number}, or choose another --out",
-            ) from None
     return ids
+
+
+def _is_half(tail: bytes) -> bool:
+    """Whether it is the beginning of a line as `_line` makes them, and no whole one."""
+    begin = b'{"id": '
+    if tail[: len(begin)] != begin[: len(tail)]:
+        return False
+    try:
+        json.loads(tail)
+    except ValueError:
+        return True
+    return False
+
+
+def _id(out_file: Path, number: int, line: bytes) -> str:
+    try:
+        value = json.loads(line)["id"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        value = None
+    if not isinstance(value, str | int):
+        raise UserError(
+            f"`{out_file}` line {number} is not a response: expected a JSON object with an `id`, "
+            f"found {line[:40].decode(errors='replace')!r}",
+            hint=f"remove line {number}, or choose another --out",
+        )
+    return str(value)

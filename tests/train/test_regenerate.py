@@ -174,12 +174,39 @@ def test_a_prompt_that_does_not_fit_is_skipped_and_counted(tiny_target, tmp_path
     assert [line["id"] for line in read(out)] == ["short"]
 
 
-def test_an_output_that_holds_something_else_is_left_alone(tmp_path):
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ('{"id": "a"}\nnot a response\n', 2),
+        ("notes in one line, without an end", 1),
+        ('{"model_type": "llama"}', 1),
+        ('not a response\n{"id": "a", "resp', 1),
+        ('{"id": "a"}\n' + "\0" * 9, 2),  # what a power cut can leave
+        ("[" * 100_000 + "\n", 1),
+        ('{"id": null}\n', 1),
+    ],
+)
+def test_an_output_that_holds_something_else_is_left_alone(tmp_path, text, line):
     out = tmp_path / "notes.txt"
-    out.write_text('{"id": "a"}\nnot a response\n')
-    with pytest.raises(UserError, match="line 2 is not a response"):
+    out.write_text(text)
+    with pytest.raises(UserError, match=rf"notes\.txt` line {line} is not a response: expected .* found '"):
         resume(out)
-    assert out.read_text() == '{"id": "a"}\nnot a response\n'
+    assert out.read_text() == text
+
+
+def test_a_last_line_that_only_lacks_its_end_is_kept(tmp_path):
+    out = tmp_path / "out.jsonl"
+    out.write_text('{"id": "a"}\n{"id": 3, "response": "mine"}')
+    assert resume(out) == {"a", "3"}
+    assert out.read_text() == '{"id": "a"}\n{"id": 3, "response": "mine"}\n'
+
+
+@pytest.mark.parametrize("half", [b"{", b'{"id": "b", "turns": ["\xf0\x9f'])
+def test_a_half_last_line_of_ours_is_cut_off(tmp_path, half):
+    out = tmp_path / "out.jsonl"
+    out.write_bytes(b'{"id": "a"}\n' + half)
+    assert resume(out) == {"a"}
+    assert out.read_bytes() == b'{"id": "a"}\n'
 
 
 def test_an_output_that_cannot_be_written_is_a_user_error(tmp_path):
