@@ -19,10 +19,11 @@ from lilicorr.runtime.errors import UserError
 from lilicorr.runtime.session import load
 from tests.export.test_engine import engines_of, environment, run
 from tests.fixtures import edit_json
-from tests.runtime.trt_bundle import machine_with, write_engines
+from tests.runtime.trt_bundle import machine_with, run_with_plain_steps, write_engines
 
 __all__ = ["environment"]
 
+BLOCK = 5  # whole: chosen ones would depend on this machine
 PROMPTS = ["the quick brown fox", "the user asks " * 12, "jumps over"]
 
 
@@ -53,23 +54,40 @@ def test_answers_are_those_of_two_part_attention(native_bundle, tiny_bundle):
     answers = []
     for folder in (tiny_bundle, native_bundle):
         with load(folder, threads=1) as session:
-            alone = [session.generate(prompt, max_new_tokens=40) for prompt in PROMPTS]
-            together = session.generate_batch(PROMPTS, max_new_tokens=40)
-            full = session.generate("the lazy dog " * 40, max_new_tokens=10_000)
+            alone = [session.generate(prompt, max_new_tokens=40, block_size=BLOCK) for prompt in PROMPTS]
+            together = session.generate_batch(PROMPTS, max_new_tokens=40, block_size=BLOCK)
+            full = session.generate("the lazy dog " * 40, max_new_tokens=10_000, block_size=BLOCK)
             assert full.finish_reason in ("context", "stop")
             answers.append([result.token_ids for result in (*alone, *together, full)])
     assert answers[0] == answers[1]
+
+
+def test_rows_of_plain_steps_reach_the_drafter(native_bundle, tiny_bundle, monkeypatch):
+    found = []
+    for folder in (tiny_bundle, native_bundle):
+        with load(folder, threads=1) as session:
+            found.append(run_with_plain_steps(session, PROMPTS, monkeypatch))
+    answers, drafts = found[0]
+    assert any(0 in offered for _, offered in answers), "the case needs plain steps"
+    assert len(drafts) > 3
+    assert found[0] == found[1]
 
 
 def test_the_tensorrt_backend_gives_every_cache_one_address(native_bundle, tmp_path, monkeypatch):
     """On the simulated GPU, with lanes that end one by one; the answers are those of ONNX Runtime."""
     own = shutil.copytree(native_bundle, tmp_path / "bundle")
     with load(own, backend="ort", threads=1) as session:
-        wanted = [result.token_ids for result in session.generate_batch(PROMPTS, max_new_tokens=24, stop=["e"])]
+        wanted = [
+            result.token_ids
+            for result in session.generate_batch(PROMPTS, max_new_tokens=24, block_size=BLOCK, stop=["e"])
+        ]
     machine = machine_with(monkeypatch, write_engines(own))
     with load(own) as session:
         assert session.backend == "tensorrt"
-        found = [result.token_ids for result in session.generate_batch(PROMPTS, max_new_tokens=24, stop=["e"])]
+        found = [
+            result.token_ids
+            for result in session.generate_batch(PROMPTS, max_new_tokens=24, block_size=BLOCK, stop=["e"])
+        ]
     assert found == wanted
     pairs = [
         (context.addresses[name.removeprefix("updated_")], address)

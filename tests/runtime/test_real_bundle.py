@@ -14,6 +14,9 @@ from lilicorr.runtime.prompts import Prompt
 
 TEXTS = ["the quick brown fox", "user", "over the lazy dog and the user asks why " * 9]
 
+BLOCK = 5
+WAYS = [{"block_size": BLOCK}, {"block_size": BLOCK, "use_head": False}, {"speculative": False}, {}]
+
 
 @pytest.fixture(scope="module")
 def session(tiny_bundle: Path) -> Iterator[Session]:
@@ -38,21 +41,21 @@ def expected(session: Session, tiny_target: Path) -> list[tuple[int, ...]]:
     return answers
 
 
-@pytest.mark.parametrize("options", [{}, {"use_head": False}, {"speculative": False}])
+@pytest.mark.parametrize("options", WAYS)
 def test_same_tokens_as_transformers(session: Session, expected: list[tuple[int, ...]], options: dict) -> None:
     for text, answer in zip(TEXTS, expected, strict=True):
         assert session.generate(text, max_new_tokens=40, **options).token_ids == answer
 
 
 def test_ragged_batch(session: Session, expected: list[tuple[int, ...]]) -> None:
-    results = session.generate_batch(TEXTS, max_new_tokens=40)
+    results = session.generate_batch(TEXTS, max_new_tokens=40, block_size=BLOCK)
     assert [result.token_ids for result in results] == expected
 
 
 def test_conversation_reuses_its_prefix(session: Session) -> None:
     messages = [{"role": "user", "content": "the fox"}]
     for _ in range(3):
-        *_, last = session.stream(messages, max_new_tokens=12, reuse_prefix=True)
+        *_, last = session.stream(messages, max_new_tokens=12, block_size=BLOCK, reuse_prefix=True)
         assert last.result.token_ids == session.generate(messages, max_new_tokens=12, speculative=False).token_ids
         messages += [{"role": "assistant", "content": last.result.text}, {"role": "user", "content": "and the dog"}]
 

@@ -14,10 +14,11 @@ import pytest
 from lilicorr.runtime import Session, load
 from lilicorr.runtime.errors import EXIT_ENGINE, UserError
 from tests.runtime.simulated_tensorrt import CudaGraphStrategy
-from tests.runtime.trt_bundle import Machine, machine_with, write_engines
+from tests.runtime.trt_bundle import Machine, machine_with, run_with_plain_steps, write_engines
 
 SHORT = ["the quick brown fox", "user", "over the lazy dog and the user asks why " * 3]
 LONG = "the user asks why the dog answers and over the fox " * 12  # beyond the first bucket, in several chunks
+BLOCK = 5  # whole
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +50,11 @@ def opened(own_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Opener
 def answers(
     session: Session, prompts: list[str], most: int = 40, **options: Any
 ) -> list[tuple[tuple[int, ...], list[int]]]:
-    """Tokens, and accepted drafts of every round: the tokens alone would be right with any drafts."""
-    results = session.generate_batch(prompts, max_new_tokens=most, **options)
+    """Tokens, and accepted drafts of every round: the tokens alone would be right with any drafts.
+
+    Whole blocks, unless `options` say otherwise: chosen ones would depend on this machine.
+    """
+    results = session.generate_batch(prompts, max_new_tokens=most, **{"block_size": BLOCK} | options)
     return [(result.token_ids, result.stats.accepted) for result in results]
 
 
@@ -68,6 +72,18 @@ def test_ragged_batches_lose_their_lanes_one_by_one(opened: Opener, reference: S
     stops = {"stop": ["e", "q"]}
     assert answers(session, batch, **stops) == answers(reference, batch, **stops)
     assert answers(session, batch[:3]) == answers(reference, batch[:3])
+
+
+@pytest.mark.parametrize("prompts", [SHORT[2:], SHORT])
+def test_rows_of_plain_steps_reach_the_drafter(
+    opened: Opener, reference: Session, monkeypatch: pytest.MonkeyPatch, prompts: list[str]
+) -> None:
+    session, machine = opened()
+    found, wanted = (run_with_plain_steps(each, prompts, monkeypatch) for each in (session, reference))
+    assert len(wanted[1]) > 3
+    assert found == wanted
+    handed = {shapes["features"][1] for graph, shapes in machine.tensorrt.runs if graph == "drafter"}
+    assert handed & {2, 4, 8, 16, 32}, "the case needs rows of several calls"
 
 
 def test_caches_grow_from_bucket_to_bucket(opened: Opener, reference: Session) -> None:
@@ -91,8 +107,8 @@ def test_conversation_reuses_its_prefix(opened: Opener, reference: Session) -> N
     session, _ = opened()
     messages = [{"role": "user", "content": "the fox"}]
     for _ in range(3):
-        *_, last = session.stream(messages, max_new_tokens=12, reuse_prefix=True)
-        alone = reference.generate(messages, max_new_tokens=12)
+        *_, last = session.stream(messages, max_new_tokens=12, block_size=BLOCK, reuse_prefix=True)
+        alone = reference.generate(messages, max_new_tokens=12, block_size=BLOCK)
         assert (last.result.token_ids, last.result.stats.accepted) == (alone.token_ids, alone.stats.accepted)
         messages += [{"role": "assistant", "content": last.result.text}, {"role": "user", "content": "and the dog"}]
 
@@ -109,7 +125,7 @@ def test_logits_are_read_when_asked_for(opened: Opener, reference: Session) -> N
 def test_a_round_waits_once(opened: Opener) -> None:
     session, machine = opened()
     waits, before = [], machine.driver.synchronizations
-    for chunk in session.stream(SHORT[0], max_new_tokens=40):
+    for chunk in session.stream(SHORT[0], max_new_tokens=40, block_size=BLOCK):
         waits.append(machine.driver.synchronizations - before)
         assert chunk.round.verify > 0
         before = machine.driver.synchronizations

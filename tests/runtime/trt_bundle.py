@@ -11,9 +11,12 @@ import pytest
 
 from lilicorr.export.engine_profiles import profiles_for
 from lilicorr.runtime import backends, cuda_device, engine_check
+from lilicorr.runtime.block_choice import BlockChoice, RoundCosts
 from lilicorr.runtime.bundle import file_sha256, open_bundle
 from lilicorr.runtime.cuda_device import CudaDevice
 from lilicorr.runtime.engine_set import FILE_NAME, Engine, EngineSet
+from lilicorr.runtime.session import Session
+from lilicorr.runtime.steps import Steps
 from tests.runtime.simulated_cuda import SimulatedDriver
 from tests.runtime.simulated_tensorrt import SimulatedTensorRT
 from tests.runtime.test_engine_set import example
@@ -55,3 +58,24 @@ def machine_with(
     monkeypatch.setattr(backends, "import_tensorrt", lambda backend: tensorrt)
     monkeypatch.setattr(cuda_device, "open_device", lambda: CudaDevice(driver))
     return Machine(driver, tensorrt)
+
+
+def run_with_plain_steps(session: Session, prompts: list[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Answer with blocks chosen by fixed costs, so that plain steps lie between drafts.
+
+    Returns:
+        Token ids and offered drafts of every answer, and the drafts of every round.
+    """
+    block, drafts = session.manifest.drafter.block_size, list[Any]()
+    speculate = Steps.speculate
+
+    def recorded(self: Steps, *arguments: Any, **options: Any) -> Any:
+        found = speculate(self, *arguments, **options)
+        drafts.append(found[0].tolist())
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setitem(session.loop.choices, len(prompts), BlockChoice(block, RoundCosts((1.0,) * block, 0.3)))
+        patch.setattr(Steps, "speculate", recorded)
+        results = session.generate_batch(prompts, max_new_tokens=40)
+    return [(result.token_ids, result.stats.offered) for result in results], drafts
