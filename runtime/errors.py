@@ -23,5 +23,9 @@ class UserError(Exception):
         super().__init__(what)
         self.what, self.hint, self.exit_code = what, hint, exit_code
 
+    def at(self, where: str, hint: str | None = None) -> UserError:
+        """The same mistake with its place in front, like `file:line`; `hint` where it has none of its own."""
+        return UserError(f"{where}: {self.what}", hint=self.hint or hint, exit_code=self.exit_code)
+
     def __str__(self) -> str:
         return self.what if self.hint is None else f"{self.what}\n\nhint: {self.hint}"

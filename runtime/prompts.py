@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from lilicorr.runtime.errors import UserError
+from lilicorr.runtime.json_line import line_id, parse_object
 from lilicorr.runtime.messages import read_messages
 from lilicorr.runtime.tokenizer import Message
 
@@ -21,12 +22,17 @@ _EXAMPLE = 'one line per prompt, like {"id": "q-1", "category": "maths", "turns"
 
 @dataclass(frozen=True)
 class Prompt:
-    """One conversation to answer: the user's messages in order, after a system message where there is one."""
+    """One conversation to answer: the user's messages in order, after a system message where there is one.
+
+    Attributes:
+        where: file:line it was read from, for messages.
+    """
 
     id: str
     category: str
     turns: tuple[str, ...]
     system: str | None = None
+    where: str = field(default="", compare=False)
 
     def conversation(self, answers: Sequence[str] = ()) -> list[Message]:
         """The chat with the first turns answered: ready for the next answer, or complete."""
@@ -64,29 +70,24 @@ def read_prompts(path: str | Path, limit: int | None = None) -> list[Prompt]:
 
 def _parse(line: str, where: str, number: int) -> Prompt:
     try:
-        data: Any = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise UserError(f"{where}: not JSON: {error}", hint=_EXAMPLE) from None
-    if not isinstance(data, dict):
-        raise UserError(f"{where}: expected an object, found {type(data).__name__}", hint=_EXAMPLE)
-    turns, system = _turns(data, where)
-    return Prompt(str(data.get("id", number)), str(data.get("category", "")), turns, system)
+        data = parse_object(line)
+        turns, system = _turns(data)
+    except UserError as error:
+        raise error.at(where, _EXAMPLE) from None
+    return Prompt(line_id(data, number), str(data.get("category", "")), turns, system, where)
 
 
-def _turns(data: dict[str, Any], where: str) -> tuple[tuple[str, ...], str | None]:
+def _turns(data: dict[str, Any]) -> tuple[tuple[str, ...], str | None]:
     """The user's messages, and the system message if there is one."""
     if "turns" in data or not data.keys() & {"messages", "conversations"}:
         turns, system = data.get("turns"), None
         found = "nothing" if "turns" not in data else json.dumps(turns)[:80]
         expected = "`turns` as a list of non-empty strings"
     else:
-        try:
-            messages = read_messages(data)
-        except UserError as error:
-            raise UserError(f"{where}: {error.what}", hint=error.hint) from None
+        messages = read_messages(data)
         turns = [message["content"] for message in messages if message["role"] == "user"]
         system = messages[0]["content"] if messages[0]["role"] == "system" else None
         found, expected = json.dumps(turns)[:80], "user messages that are not empty"
     if not isinstance(turns, list) or not turns or not all(isinstance(t, str) and t.strip() for t in turns):
-        raise UserError(f"{where}: expected {expected}, found {found}", hint=_EXAMPLE)
+        raise UserError(f"expected {expected}, found {found}")
     return tuple(turns), system

@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from lilicorr.runtime.errors import UserError
+from lilicorr.runtime.json_line import line_id, parse_object
 from lilicorr.runtime.messages import read_messages
 from lilicorr.train.chat import training_sequences
 from lilicorr.train.conversation import Conversation
 from lilicorr.train.token_cache import tokenised
 
 _REGENERATE = "lilicorr-train regenerate --help"
+_CUT_OFF = "run `lilicorr-train regenerate` with this --out again: it cuts off a half last line and goes on"
 
 
 def read_sequences(
@@ -59,20 +61,23 @@ def read_sequences(
 
 def _encode(tokenizer: Any, file: Path) -> list[Conversation]:
     """All answers of a file but the looping ones, whole."""
+    try:
+        lines = file.read_text(encoding="utf-8-sig").split("\n")  # not splitlines: JSON strings may hold U+2028
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"`{file}` cannot be read: {error}", hint=_REGENERATE) from None
     sequences = []
-    for number, record in _records(file):
+    for number, line in enumerate(lines if lines[-1] else lines[:-1], 1):
         try:
-            messages = _messages(record)
-            sequences += training_sequences(tokenizer, str(record.get("id", number)), messages)
+            record = parse_object(line)
+            sequences += training_sequences(tokenizer, line_id(record, number), _messages(record))
         except UserError as error:
-            raise UserError(f"{file}:{number}: {error.what}", hint=error.hint) from None
+            cut_off = number == len(lines) and error.what.startswith("not a JSON")
+            raise error.at(f"{file}:{number}", _CUT_OFF if cut_off else _REGENERATE) from None
     return sequences
 
 
-def _messages(record: Any) -> Sequence[Mapping[str, Any]]:
+def _messages(record: dict[str, Any]) -> Sequence[Mapping[str, Any]]:
     """The chat of a line. Raises UserError when it is none, or when nobody answers in it."""
-    if not isinstance(record, dict):
-        raise UserError(f"expected a JSON object, found {type(record).__name__}", hint=_REGENERATE)
     if record.keys() & {"messages", "conversations"}:
         messages = read_messages(record)
         finished = [message.get("finished", True) for message in messages if message["role"] == "assistant"]
@@ -88,21 +93,11 @@ def _messages(record: Any) -> Sequence[Mapping[str, Any]]:
             + (", ".join(f"`{key}`: {json.dumps(value)[:40]}" for key, value in record.items()) or "nothing"),
             hint=_REGENERATE,
         )
-    answer = {"role": "assistant", "content": response, "finished": bool(record.get("finished"))}
+    finished = record.get("finished", False)
+    if not isinstance(finished, bool):
+        raise UserError(f"expected `finished` true or false, found {json.dumps(finished)[:40]}", hint=_REGENERATE)
+    answer = {"role": "assistant", "content": response, "finished": finished}
     return [{"role": "user", "content": turns[0]}, answer]
-
-
-def _records(file: Path) -> Iterable[tuple[int, Any]]:
-    try:
-        lines = file.read_text(encoding="utf-8").split("\n")  # not splitlines: JSON strings may hold U+2028
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"`{file}` cannot be read: {error}", hint=_REGENERATE) from None
-    for number, line in enumerate(lines if lines[-1] else lines[:-1], 1):
-        try:
-            yield number, json.loads(line)
-        except json.JSONDecodeError as error:
-            what = f"not a JSON object: {error}" if line.strip() else "an empty line, expected a JSON object"
-            raise UserError(f"{file}:{number}: {what}", hint=_REGENERATE) from None
 
 
 def split(sequences: Sequence[Conversation], held_out: float) -> tuple[list[Conversation], list[Conversation]]:

@@ -17,6 +17,11 @@ def test_reads_and_fills_in(tmp_path: Path) -> None:
     assert read_prompts(path, limit=1) == prompts[:1]
 
 
+def test_an_id_of_null_is_none(tmp_path: Path) -> None:
+    (tmp_path / "p.jsonl").write_text('{"id": null, "turns": ["a"]}\n{"id": null, "turns": ["b"]}\n')
+    assert [prompt.id for prompt in read_prompts(tmp_path / "p.jsonl")] == ["1", "2"]
+
+
 def test_windows_file(tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_bytes(b'\xef\xbb\xbf{"turns": ["a"]}\r\n\r\n{"turns": ["b"]}\r\n')
     assert read_prompts(tmp_path / "p.jsonl") == [Prompt("1", "", ("a",)), Prompt("3", "", ("b",))]
@@ -25,9 +30,11 @@ def test_windows_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"turns": ["a"]', r"p\.jsonl:2: not JSON"),
-        ("[" * 100_000, r"p\.jsonl:2: not JSON: maximum recursion depth"),
-        ("[1]", r"p\.jsonl:2: expected an object, found list"),
+        ('{"turns": ["a"]', r"p\.jsonl:2: not a JSON object: Expecting"),
+        ("[" * 100_000, r"p\.jsonl:2: not a JSON object: maximum recursion depth"),
+        ("[1]", r"p\.jsonl:2: expected a JSON object, found list"),
+        ('{"id": ' + "9" * 5000 + "}", r"p\.jsonl:2: not a JSON object: Exceeds the limit"),
+        ('{"turns": ["\\ud800"]}', r"p\.jsonl:2: found '\\ud800', half of a surrogate pair"),
         ('{"prompt": "a"}', r"p\.jsonl:2: expected `turns` .* found nothing"),
         ('{"turns": []}', r"p\.jsonl:2: expected `turns` .* found \[\]"),
         ('{"turns": ["a", 3]}', r'p\.jsonl:2: expected `turns` .* found \["a", 3\]'),

@@ -105,6 +105,7 @@ def test_a_chat_that_holds_no_block_is_left_out_and_counted(tmp_path, tokenizer)
         (chat({"content": ANSWER, "role": "tool"}), 'message 2: expected a `role` .*"tool"'),
         (chat({"content": ANSWER, "finished": "yes"}), r"expected `finished` true or false, found \['yes'\]"),
         ({"conversations": []}, "found `conversations`, expected `messages`"),
+        (record(finished="false"), 'expected `finished` true or false, found "false"'),
         ({"text": ANSWER}, "expected `turns` .* or `messages`; found `text`: "),
     ],
 )
@@ -123,6 +124,22 @@ def test_a_chat_that_the_template_refuses_is_named(tmp_path, tokenizer, monkeypa
 def test_special_tokens_in_the_response_stay_single_tokens(tmp_path, tokenizer):
     (item,) = read(tmp_path, tokenizer, [record(response=ANSWER + "<|im_start|>")])
     assert item.ids[-2:] == (1, 2)
+
+
+def test_windows_file_with_ids_of_null(tmp_path, tokenizer):
+    path = tmp_path / "responses.jsonl"
+    text = "".join(json.dumps(line) + "\r\n" for line in (record(id=None), chat(ANSWER, id=None)))
+    path.write_bytes(b"\xef\xbb\xbf" + text.encode())
+    one, two = read_sequences([path], tokenizer, max_length=200, block_size=4)
+    assert (one.id, two.id) == ("1", "2")
+    assert one.ids == two.ids
+
+
+def test_a_half_last_line_names_what_mends_it(tmp_path, tokenizer):
+    half = json.dumps(chat(ANSWER))[:40]
+    with pytest.raises(UserError, match=r"responses\.jsonl:2: not a JSON object: ") as caught:
+        read(tmp_path, tokenizer, [chat(ANSWER), half])
+    assert "cuts off a half last line" in caught.value.hint
 
 
 def test_a_line_separator_inside_a_response_does_not_end_the_line(tmp_path, tokenizer):
@@ -150,6 +167,9 @@ def test_long_texts_are_cut_and_short_answers_left_out(tmp_path, tokenizer):
         '"text"',
         "7",
         "null",
+        "[" * 100_000,
+        '{"id": ' + "9" * 5000 + "}",
+        '{"turns": ["which fox?"], "response": "\\udd8a"}',
         {"id": "a", "response": ANSWER},
         {"id": "a", "turns": ["x"]},
         record(turns=[]),
