@@ -22,22 +22,30 @@ def ends_in_loop(ids: Sequence[int], max_period: int = 32, repeats: int = 3) -> 
     return False
 
 
+def require_template(tokenizer: Any) -> None:
+    """Raises UserError: `tokenizer` (transformers) has no chat template."""
+    if not getattr(tokenizer, "chat_template", None):
+        raise UserError(
+            "the target's tokenizer has no chat template, chats and responses cannot be put in context",
+            hint="take a chat model: its folder holds `chat_template.jinja`",
+        )
+
+
 def encode_chat(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
     """Token ids of a chat in the target's template (a transformers tokenizer's), ready to be answered.
 
     Raises:
-        UserError: the template refuses the messages.
+        UserError: there is no template, or it refuses the messages.
     """
+    require_template(tokenizer)
     return tokenizer(_rendered(tokenizer, messages, opening=True), add_special_tokens=False).input_ids
 
 
 def _rendered(tokenizer: Any, messages: Sequence[Message], *, opening: bool) -> str:
-    from jinja2 import TemplateError
-
     plain = [{"role": message["role"], "content": message["content"]} for message in messages]
     try:
         return tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=opening)
-    except TemplateError as error:
+    except Exception as error:  # a template is somebody's program: it divides, adds and indexes
         roles = ", ".join(message["role"] for message in plain)
         raise UserError(
             f"the target's chat template refuses a chat of {roles}: {error}",

@@ -80,6 +80,7 @@ def regenerate(
     click.echo(
         f"{out}: {result.answers} responses written ({result.finished} ended by themselves, {result.tokens} tokens), "
         f"{result.already_done} prompts were there, {result.too_long} are too long, {result.cut_short} chats cut short"
+        + (f", {result.repeated} repeat the id of an earlier line and were left out" if result.repeated else "")
     )
 
 

@@ -49,10 +49,10 @@ def continuations(
         file: Read and appended to, see `cache_file`.
 
     Raises:
-        UserError: no prompt fits, or `file` cannot be read or written.
+        UserError: the template refuses a prompt, none fits, or `file` cannot be read or written.
     """
     room = model.config.max_position_embeddings - max_new_tokens
-    encoded = [(prompt, tuple(encode_chat(tokenizer, prompt.conversation()))) for prompt in prompts]
+    encoded = [(prompt, _opening(tokenizer, prompt)) for prompt in prompts]
     wanted = [(prompt, ids, seed) for prompt, ids in encoded if len(ids) <= room for seed in seeds]
     if not wanted:
         raise UserError(
@@ -78,6 +78,13 @@ def continuations(
         tokens += sum(map(len, answers))
         progress.advance(len(batch), tokens)
     return [Continuation(prompt.id, prompt.category, ids, known[ids, seed]) for prompt, ids, seed in wanted]
+
+
+def _opening(tokenizer: Any, prompt: Prompt) -> tuple[int, ...]:
+    try:
+        return tuple(encode_chat(tokenizer, prompt.conversation()))
+    except UserError as error:
+        raise error.at(prompt.where) from None
 
 
 def cache_file(folder: Path, name: str, model: Any, max_new_tokens: int, temperature: float) -> Path:
@@ -109,13 +116,8 @@ def _append(file: Path, made: dict[tuple[tuple[int, ...], int], tuple[int, ...]]
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("ab+") as out:
-            if out.tell() and not _ends_whole(out):
-                out.write(b"\n")
+            out.seek(0)
+            out.truncate(out.read().rfind(b"\n") + 1)  # a line half written
             out.write("".join(lines).encode())
     except OSError as error:
         raise UserError(f"`{file}` cannot be written: {error.strerror}", hint="--cache FOLDER") from None
-
-
-def _ends_whole(file: Any) -> bool:
-    file.seek(-1, 2)
-    return file.read(1) == b"\n"

@@ -19,7 +19,7 @@ from typing import Any
 from lilicorr.runtime.errors import UserError
 from lilicorr.runtime.json_line import line_id, parse_object
 from lilicorr.runtime.messages import read_messages
-from lilicorr.train.chat import training_sequences
+from lilicorr.train.chat import require_template, training_sequences
 from lilicorr.train.conversation import Conversation
 from lilicorr.train.token_cache import tokenised
 
@@ -40,11 +40,7 @@ def read_sequences(
     Raises:
         UserError: a missing file, an empty or malformed line (with its number), no chat template, or nothing left to train on.
     """
-    if not getattr(tokenizer, "chat_template", None):
-        raise UserError(
-            "the target's tokenizer has no chat template, the responses cannot be put in context",
-            hint="train for a chat model: its folder holds `chat_template.jinja`",
-        )
+    require_template(tokenizer)
     paths = [Path(file) for file in files]
     whole = [item for path in paths for item in tokenised(path, tokenizer, partial(_encode, tokenizer), cache)]
     cut = (item.cut(max_length, block_size) for item in whole)

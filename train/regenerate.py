@@ -32,9 +32,10 @@ class Regenerated:
     """What one call did; `seconds` and `tokens` exclude loading and earlier runs."""
 
     prompts: int  # different ids in the prompt file
+    repeated: int  # lines of it with the id of an earlier one; skipped
     already_done: int
     too_long: int  # the first turn and its answer do not fit the target's context; skipped
-    cut_short: int  # a later turn does not fit; written up to there
+    cut_short: int  # a later turn does not fit or is refused; written up to there
     written: int
     answers: int
     finished: int  # of the answers
@@ -51,16 +52,24 @@ def regenerate(
         responder: Makes who answers; called only when there is something left to answer.
 
     Raises:
-        UserError: target, prompt file or output unusable, or a line of `out_file` (but the last) is not a response.
+        UserError: target, prompt file or output unusable, the template refuses a prompt, or a line of `out_file` is not a
+            response.
     """
-    prompts = {prompt.id: prompt for prompt in reversed(read_prompts(prompts_file))}  # the first of equal ids wins
+    read = read_prompts(prompts_file)
+    prompts = {prompt.id: prompt for prompt in reversed(read)}  # the first of equal ids wins
+    repeated = len(read) - len(prompts)
     done = resume(out_file)
     todo = [prompt for id, prompt in reversed(prompts.items()) if id not in done]
     already = len(prompts.keys() & done)
     if not todo:
-        return Regenerated(len(prompts), already, 0, 0, 0, 0, 0, 0, 0.0)
+        return Regenerated(len(prompts), repeated, already, 0, 0, 0, 0, 0, 0, 0.0)
 
     answering = responder()
+    for prompt in todo:
+        try:
+            answering.check(prompt.conversation(["…"] * (len(prompt.turns) - 1)))
+        except UserError as error:
+            raise error.at(prompt.where) from None
     fitting = [todo[i] for i in answering.order([prompt.conversation() for prompt in todo])]
     batches = [fitting[i : i + batch_size] for i in range(0, len(fitting), batch_size)]
     random.Random(0).shuffle(batches)  # a run that is stopped early has seen prompts of every length
@@ -80,6 +89,7 @@ def regenerate(
             progress.advance(len(batch), tokens)
     return Regenerated(
         prompts=len(prompts),
+        repeated=repeated,
         already_done=already,
         too_long=len(todo) - written,
         cut_short=cut_short,

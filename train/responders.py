@@ -36,11 +36,14 @@ Chat = Sequence[Message]  # that ends with a message of the user
 class Responder(Protocol):
     """Answers chats."""
 
+    def check(self, chat: Chat) -> None:
+        """Raises UserError: the target's template refuses it."""
+
     def order(self, chats: Sequence[Chat]) -> list[int]:
         """Their numbers in an order that batches well, without those that do not fit the context."""
 
     def answer(self, chats: Sequence[Chat]) -> list[Response | None]:
-        """One response each; None where a chat does not fit the context."""
+        """One response each; None where a chat does not fit the context, or is refused for what was answered in it."""
 
 
 def chat_seed(seed: int, chat: Chat) -> int:
@@ -72,20 +75,30 @@ class LocalTarget:
 
         return encode_chat(self.tokenizer, chat)
 
+    def check(self, chat: Chat) -> None:
+        self._encode(chat)
+
     def order(self, chats: Sequence[Chat]) -> list[int]:
         lengths = [len(self._encode(chat)) for chat in chats]
         return sorted((i for i, length in enumerate(lengths) if length <= self.room), key=lengths.__getitem__)
 
     def answer(self, chats: Sequence[Chat]) -> list[Response | None]:
-        ids = [self._encode(chat) for chat in chats]
-        fitting = [i for i, prompt in enumerate(ids) if len(prompt) <= self.room]
+        ids = {i: found for i, chat in enumerate(chats) if (found := self._fitting(chat)) is not None}
         responses: list[Response | None] = [None] * len(chats)
-        if fitting:
-            answers = self._decode([ids[i] for i in fitting], [chats[i] for i in fitting])
-            for i, answer in zip(fitting, answers, strict=True):
+        if ids:
+            answers = self._decode([*ids.values()], [chats[i] for i in ids])
+            for i, answer in zip(ids, answers, strict=True):
                 text = self.tokenizer.decode(answer, skip_special_tokens=True)
                 responses[i] = Response(text, answer[-1] in self.stop_ids, len(answer))
         return responses
+
+    def _fitting(self, chat: Chat) -> list[int] | None:
+        """Its ids, where `answer` can answer it. Templates can refuse what was answered, like an empty text."""
+        try:
+            ids = self._encode(chat)
+        except UserError:
+            return None
+        return ids if len(ids) <= self.room else None
 
     def _decode(self, prompts: Sequence[Sequence[int]], chats: Sequence[Chat]) -> list[list[int]]:
         from lilicorr.train import generate
@@ -110,6 +123,9 @@ class Endpoint:
     def __init__(self, url: str, model: str, *, max_new_tokens: int, temperature: float, seed: int):
         self.url, self.model = url.rstrip("/"), model
         self.max_new_tokens, self.temperature, self.seed = max_new_tokens, temperature, seed
+
+    def check(self, chat: Chat) -> None:
+        """The server knows its template: it refuses with HTTP 400."""
 
     def order(self, chats: Sequence[Chat]) -> list[int]:
         return [*range(len(chats))]

@@ -189,11 +189,18 @@ def test_continuations_are_made_once(model, tokenizer, tmp_path, monkeypatch, te
     assert again[: len(first)] == first
     assert set(made) == {again[-1].prompt_ids}
     made.clear()
-    with pytest.raises(UserError, match="cannot be read"):
-        continuations(model, tokenizer, PROMPTS, file, **arguments)  # the broken line is no longer the last
-    file.write_text("".join(line + "\n" for line in file.read_text().splitlines() if line.endswith("}")))
     assert continuations(model, tokenizer, PROMPTS, file, **arguments) == again
     assert made == []
+    file.write_bytes(file.read_bytes() + b"{\n")
+    with pytest.raises(UserError, match="cannot be read"):
+        continuations(model, tokenizer, PROMPTS, file, **arguments)
+
+
+def test_a_prompt_that_the_template_refuses_is_named(model, tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr(tokenizer, "chat_template", "{{ raise_exception('no') }}")
+    prompts = [Prompt("a", "x", ("who?",), where="p.jsonl:7")]
+    with pytest.raises(UserError, match=r"p\.jsonl:7: the target's chat template refuses a chat of user: no"):
+        continuations(model, tokenizer, prompts, tmp_path / "c.jsonl", max_new_tokens=3)
 
 
 def test_a_system_message_is_before_the_question(model, tokenizer, tmp_path):

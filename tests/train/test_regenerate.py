@@ -1,6 +1,7 @@
 """regenerate on the tiny target and on a fake server: content, resuming, duplicates, bad files; and on the real target."""
 
 import json
+import shutil
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,6 +18,7 @@ from lilicorr.train.data import read_sequences
 from lilicorr.train.regenerate import regenerate, resume
 from lilicorr.train.responders import Endpoint, LocalTarget
 from lilicorr.train.target import load_target, stop_token_ids
+from tests.fixtures import CHAT_TEMPLATE
 
 REAL_TARGET = Path(__file__).parents[2] / "build" / "smollm2-135m-hf"
 QUESTIONS = ["the fox", "a lazy dog over the quick user", "jumps", "while the assistant answers the brown fox"]
@@ -95,7 +97,7 @@ def test_a_stopped_run_goes_on_and_ends_with_the_same_lines(tiny_target, prompts
 def test_of_equal_ids_the_first_is_answered_once(tiny_target, tmp_path):
     out = tmp_path / "out.jsonl"
     result = regenerate(local(tiny_target, 2), write_prompts(tmp_path / "p.jsonl", "abaa"), out)
-    assert result.prompts == 2
+    assert (result.prompts, result.repeated) == (2, 2)
     assert sorted((line["id"], line["turns"]) for line in read(out)) == [("a", QUESTIONS[:1]), ("b", QUESTIONS[1:2])]
 
 
@@ -143,6 +145,49 @@ def test_every_turn_is_answered_after_the_targets_own_answers(tiny_target, tmp_p
     sequences = read_sequences([out], tokenizer, max_length=500, block_size=2)
     assert {item.id for item in sequences} == set(found)
     assert regenerate(local(tiny_target, 6), prompts, out).already_done == 4
+
+
+@pytest.fixture
+def own_target(tiny_target, tmp_path):
+    """A function that gives the tiny target another chat template."""
+
+    def make(template):
+        folder = shutil.copytree(tiny_target, tmp_path / "own")
+        (folder / "chat_template.jinja").write_text(template)
+        return folder
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("template", "problem"),
+    [
+        (
+            "{% if messages | length > 2 %}{{ raise_exception('one turn') }}{% endif %}" + CHAT_TEMPLATE,
+            "refuses a chat of user, assistant, user: one turn",
+        ),
+        ("{{ 1 // (3 - messages | length) }}" + CHAT_TEMPLATE, "refuses .*: integer division"),
+        ("", "no chat template"),
+    ],
+)
+def test_a_prompt_that_the_template_refuses_is_named_before_anything_is_answered(
+    own_target, tmp_path, template, problem
+):
+    """A later turn as well: in the middle of a batch it would take the whole batch with it, every time."""
+    prompts, out = tmp_path / "p.jsonl", tmp_path / "out.jsonl"
+    prompts.write_text('{"turns": ["fox"]}\n{"turns": ["fox", "dog"]}\n')
+    line = 2 if template else 1
+    with pytest.raises(UserError, match=rf"p\.jsonl:{line}: .*{problem}"):
+        regenerate(local(own_target(template), 2), prompts, out)
+    assert out.read_bytes() == b""
+
+
+def test_a_chat_is_cut_short_where_the_template_refuses_what_was_answered(own_target, tmp_path):
+    refusing = "{% if messages | length > 2 and messages[1]['content'] != '…' %}{{ raise_exception('no') }}{% endif %}"
+    prompts, out = tmp_path / "p.jsonl", tmp_path / "out.jsonl"
+    prompts.write_text('{"id": "x", "turns": ["fox", "dog"]}\n{"id": "y", "turns": ["fox"]}\n')
+    result = regenerate(local(own_target(refusing + CHAT_TEMPLATE), 2), prompts, out)
+    assert (result.written, result.answers, result.cut_short) == (2, 2, 1)
 
 
 def test_a_chat_is_cut_short_before_a_turn_that_does_not_fit(tiny_target, tmp_path):
