@@ -111,10 +111,13 @@ def generate(
 @_answer_options
 def chat(bundle: str, system: str | None, **rest: Any) -> None:
     """Talk to BUNDLE. An empty line or Ctrl-D ends; /reset forgets the conversation."""
+    from lilicorr.runtime.request import check_block
     from lilicorr.runtime.tokenizer import user_message
 
     with _open(bundle, rest) as session:
         color, options = _options(rest)
+        served = session.manifest.drafter.block_size
+        check_block(served if options["block_size"] is None else options["block_size"], served)
         messages = _opening(system)
         while line := ask():
             if line == "/reset":

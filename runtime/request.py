@@ -49,8 +49,9 @@ def check_block(block: int, served: int) -> int:
         UserError: it cannot.
     """
     if not 1 <= block <= served:
+        longer = f", or lilicorr-export build … --block-size {block} where the drafter was trained for it"
         raise UserError(
             f"block size {block}, the bundle serves 1 to {served}",
-            hint=f"lilicorr-export build … --block-size {block}, if the drafter was trained for it",
+            hint=f"--block-size {served}{longer if block > served else ''}",
         )
     return block

@@ -80,6 +80,13 @@ def test_chat_keeps_the_conversation_until_reset() -> None:
     assert result.exit_code == 0
 
 
+def test_chat_refuses_a_longer_block_than_served_before_it_begins() -> None:
+    result = run("chat", "b", "--block-size", "7", text="Hello\n\n")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: block size 7, the bundle serves 1 to 5\n\nhint: --block-size 5, or ")
+    assert "/reset" not in result.stderr
+
+
 def test_chat_survives_a_full_context() -> None:
     result = run("chat", "b", "--max-new-tokens", "9", text="x" * 300 + "\nHello\n")
     assert "hint: /reset" in result.stderr
