@@ -78,9 +78,7 @@ class LoopComparison:
     def observe(self, name: str, prompt: Sequence[int], answer: Sequence[int], max_new_tokens: int) -> None:
         """Compare on one prompt; `answer` is PyTorch's greedy continuation of at most `max_new_tokens`."""
         speculative, rounds = self._speculate(prompt, max_new_tokens)
-        plain = [
-            t for turn in self._loop.run([prompt], max_new_tokens, speculative=False) for t in turn.lanes[0].tokens
-        ]
+        plain = [t for turn in self._loop.run([prompt], max_new_tokens, block=1) for t in turn.lanes[0].tokens]
         self._judge(self.seen.lossless, name, prompt, plain, speculative)
         self._judge(self.seen.torch_text, name, prompt, plain, list(answer))
         self._compare_rounds(prompt, answer, speculative, rounds)
@@ -111,7 +109,7 @@ class LoopComparison:
         """Tokens of the speculative answer, and its rounds."""
         tokens: list[int] = []
         rounds: Rounds = {}
-        for turn in self._loop.run([prompt], max_new_tokens):
+        for turn in self._loop.run([prompt], max_new_tokens, block=self._manifest.drafter.block_size):
             emitted = turn.lanes[0].tokens
             if not turn.prefill:
                 rounds[len(tokens)] = (self._steps.drafts if turn.offered else None, len(emitted))

@@ -75,7 +75,7 @@ def verify_cost(session: Session, context: int = 256) -> dict[str, float]:
     """Median milliseconds of a target step by width (1, 2, 4, … block size) at `context` rows, nothing committed."""
     steps, limits = session.loop.steps, session.manifest.limits
     rows = max(1, min(context, limits.max_context - steps.block_size))
-    for _ in session.loop.run([[0] * rows], 1, speculative=False):
+    for _ in session.loop.run([[0] * rows], 1, block=1):
         pass
     powers = {1 << p for p in range(10) if 1 << p < steps.block_size}
     costs = {}

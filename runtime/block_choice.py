@@ -22,6 +22,7 @@ PRIOR, PRIOR_WEIGHT = 0.45, 3.0  # a slot's acceptance before anything was seen,
 # Rounds of either kind whose times count. A drafter call that follows a whole block has a width of its own from the second round
 # on, and a GPU binds it there and captures it in the third: with 4, two are left that only run.
 TIMED = 4
+RETIME = 1000  # rounds after which they are timed again: a device throttles, a context grows, a busy moment passes
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def best_block(costs: RoundCosts, lanes: Sequence[LaneAcceptance], most: int) ->
 class BlockChoice:
     """Chooses the block of every round of runs that began with the same number of lanes.
 
-    The first rounds verify whole blocks, the next ones are plain steps. Their times are the costs of all later ones, with the
+    The first rounds verify whole blocks, the next ones are plain steps. Their times are the costs of the next `RETIME`, with the
     blocks between interpolated; so nothing is run only to be timed. Not in turns: after a plain step the drafter is handed rows of
     several calls, by a call that steady rounds do not have.
 
@@ -80,8 +81,12 @@ class BlockChoice:
 
     def __init__(self, block: int, costs: RoundCosts | None = None):
         self._block, self.costs = block, costs
-        self._verify: dict[int, list[float]] = {1: [], block: []}  # seconds of rounds without their drafts
+        self._time_again()
+
+    def _time_again(self) -> None:
+        self._verify: dict[int, list[float]] = {1: [], self._block: []}  # seconds of rounds without their drafts
         self._draft: list[float] = []
+        self._rounds = 0  # by these costs
 
     def choose(self, lanes: Sequence[LaneAcceptance], most: int) -> int:
         """The block of the next round, 1 to `most`, which is at most the whole block."""
@@ -90,9 +95,15 @@ class BlockChoice:
         return best_block(self.costs, lanes, most)
 
     def see(self, turn: Round) -> None:
-        """Book a round while there are no costs yet."""
+        """Book a round."""
         block = turn.offered + 1
-        if self.costs is not None or block not in self._verify:
+        if self.costs is not None:
+            self._rounds += 1
+            if self._rounds == RETIME:
+                self.costs = None
+                self._time_again()
+            return
+        if block not in self._verify:
             return
         self._verify[block].append(turn.total - turn.draft - turn.score)
         if block > 1:

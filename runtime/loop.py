@@ -39,10 +39,8 @@ class GreedyLoop:
         prompts: Sequence[Sequence[int]],
         max_new_tokens: int,
         *,
-        speculative: bool = True,
-        use_head: bool = True,
         block: int | None = None,
-        adaptive: bool = False,
+        use_head: bool = True,
         reuse_prefix: bool = False,
         cut: Cut | None = None,
     ) -> Iterator[Round]:
@@ -51,10 +49,9 @@ class GreedyLoop:
         Args:
             prompts: Token ids per lane, none empty.
             max_new_tokens: Most tokens per answer, at least 1.
-            speculative: False decodes with blocks of 1.
+            block: Tokens a round verifies, 1 (plain decoding) to the bundle's block size; fewer where the answer ends.
+                None: as many as pay, chosen before every round (`block_choice`).
             use_head: Draft by the head's walk; False, or a bundle without head: each slot's best candidate.
-            block: Most tokens a round verifies, 1 to the bundle's block size, which is the default.
-            adaptive: Verify fewer, down to a plain step, where that is faster (`block_choice`). The answers are the same.
             reuse_prefix: Keep the rows of a prefix shared with the previous single-lane run.
             cut: Stop-string test.
 
@@ -62,12 +59,9 @@ class GreedyLoop:
             UserError: too many prompts, an empty one, or one that leaves no room for an answer; a block longer than served.
         """
         check_request(prompts, max_new_tokens, self._limits, self._vocab)
-        served = self.steps.block_size
-        most = check_block(served if block is None else block, served) if speculative else 1
+        most = self.steps.block_size if block is None else check_block(block, self.steps.block_size)
         self._run += 1
-        return self._rounds(
-            self._run, prompts, max_new_tokens, most, adaptive and most > 1, use_head, reuse_prefix, cut
-        )
+        return self._rounds(self._run, prompts, max_new_tokens, most, block is None, use_head, reuse_prefix, cut)
 
     def top_two(self, prompt: Sequence[int], answer: Sequence[int]) -> tuple[int, int, float]:
         """The two best next tokens after `prompt` + `answer` and their logit gap, decoding plainly as `run` does.
@@ -76,7 +70,7 @@ class GreedyLoop:
             prompt: Token ids.
             answer: Tokens emitted so far, at least the prefill's one.
         """
-        for _ in self.run([prompt], 1, speculative=False):
+        for _ in self.run([prompt], 1, block=1):
             pass
         self._history = []
         for token in answer:
@@ -91,7 +85,7 @@ class GreedyLoop:
         prompts: Sequence[Sequence[int]],
         max_new_tokens: int,
         most: int,
-        adaptive: bool,
+        chosen: bool,
         use_head: bool,
         reuse_prefix: bool,
         cut: Cut | None,
@@ -105,7 +99,7 @@ class GreedyLoop:
             for i, (p, r) in enumerate(zip(prompts, room, strict=True))
         ]
         acceptance = [LaneAcceptance(most - 1) for _ in lanes]
-        choice = self.choices.setdefault(len(lanes), BlockChoice(steps.block_size)) if adaptive else None
+        choice = self.choices.setdefault(len(lanes), BlockChoice(steps.block_size)) if chosen else None
         self._begin(prompts, most > 1, reuse_prefix)
         firsts = self._prefill(prompts, most > 1)
         if len(lanes) == 1:

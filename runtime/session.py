@@ -122,10 +122,8 @@ class Session:
             rounds = loop.run(
                 [answer.prompt for answer in answers],
                 options.max_new_tokens,
-                speculative=options.speculative,
                 use_head=options.use_head,
-                block=options.block_size,
-                adaptive=options.block_size is None,
+                block=options.block_size if options.speculative else 1,
                 reuse_prefix=options.reuse_prefix,
                 cut=lambda lane, tokens: answers[lane].text.push(tokens),
             )

@@ -54,8 +54,8 @@ def test_a_token_alone_gets_the_logits_it_gets_in_a_block(int4):
         steps = Steps(backend, bundle.manifest)
         loop = GreedyLoop(steps, bundle.manifest)
         plain, speculative = (
-            [t for turn in loop.run([[5, 9, 20, 33]], 40, speculative=mode) for t in turn.lanes[0].tokens]
-            for mode in (False, True)
+            [t for turn in loop.run([[5, 9, 20, 33]], 40, block=block) for t in turn.lanes[0].tokens]
+            for block in (1, steps.block_size)
         )
     assert plain == speculative
     assert len(set(plain)) > 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lilicorr.runtime.block_choice import BlockChoice, LaneAcceptance, RoundCosts, best_block
+from lilicorr.runtime.block_choice import RETIME, TIMED, BlockChoice, LaneAcceptance, RoundCosts, best_block
 from lilicorr.runtime.errors import UserError
 from lilicorr.runtime.loop import GreedyLoop
 from lilicorr.runtime.stats import Round
@@ -97,7 +97,7 @@ def test_timed_drafts_are_handed_the_rows_of_one_call() -> None:
         return lambda: widths.append(inputs["features"].shape[1]) or call()
 
     backend.bind = recorded
-    for _ in zip(range(6), loop.run([ids], 40, adaptive=True), strict=False):  # the prefill and the timed drafts
+    for _ in zip(range(6), loop.run([ids], 40, block=None), strict=False):  # the prefill and the timed drafts
         pass
     assert widths == [9, 5, 5, 5, 5]
 
@@ -110,11 +110,24 @@ def test_rounds_of_other_blocks_are_not_timed() -> None:
     assert choice.costs is None
 
 
+def test_rounds_are_timed_again() -> None:
+    choice = BlockChoice(5, FLAT)
+    for _ in range(RETIME):
+        assert choice.costs == FLAT
+        choice.see(turn(0, 0, 0, 7))
+    assert choice.costs is None
+    for block in (5, 1):
+        for _ in range(TIMED + 1):
+            assert choice.choose([LaneAcceptance(4)], 5) == block
+            choice.see(turn(block - 1, 1, 1, 3))
+    assert choice.costs == RoundCosts((3.5,) * 5, 2.0)
+
+
 def test_an_unknown_machine_gives_the_same_answers() -> None:
     ids = next(ids for seed in range(90) if STOP not in plain_answer(ids := prompt(seed, 9), 100))
     loop, _, _ = make(60)
     for _ in range(2):
-        run = Run(loop, [ids], 100, adaptive=True)
+        run = Run(loop, [ids], 100, block=None)
         assert run.answers == [plain_answer(ids, 100)]
     assert loop.choices[1].costs is not None
     assert min(loop.choices[1].costs.verify) > 0
@@ -132,7 +145,7 @@ def test_the_answer_is_the_plain_one(costs: RoundCosts, accuracy: int) -> None:
     for seed in range(6):
         ids = prompt(seed, 5 + 9 * seed)
         loop, steps, backend = adaptive(costs, accuracy)
-        run = Run(loop, [ids], 100, adaptive=True)
+        run = Run(loop, [ids], 100, block=None)
         assert run.answers == [plain_answer(ids, 100)]
         assert steps.drafter.lengths[0] <= steps.target.lengths[0]
         assert all(width <= 16 for width in backend.widths)
@@ -145,7 +158,7 @@ def test_ragged_lanes_keep_their_features_through_plain_steps(accuracy: int) -> 
         lengths = np.random.default_rng(seed).integers(1, 60, 4).tolist()
         prompts = [prompt(10 * seed + i, length) for i, length in enumerate(lengths)]
         loop, _, _ = adaptive(costs, accuracy, lanes=4)
-        run = Run(loop, prompts, 80, adaptive=True)
+        run = Run(loop, prompts, 80, block=None)
         assert run.answers == [plain_answer(p, 80) for p in prompts]
         offered = [turn.offered for turn in run.rounds[1:]]
         assert 0 in offered, "the case needs plain steps"
@@ -155,7 +168,7 @@ def test_ragged_lanes_keep_their_features_through_plain_steps(accuracy: int) -> 
 def test_more_plain_steps_than_the_features_buffer_holds() -> None:
     ids = next(ids for seed in range(90) if STOP not in plain_answer(ids := prompt(seed, 9), 120))
     loop, steps, backend = adaptive(RoundCosts((1.0,) * 5, 9.0), 60, prefill_chunk=16)  # a draft never pays
-    run = Run(loop, [ids], 120, adaptive=True)
+    run = Run(loop, [ids], 120, block=None)
     assert run.answers == [plain_answer(ids, 120)]
     assert {turn.offered for turn in run.rounds} == {0}
     assert backend.calls.count("drafter") == steps.drafter.lengths[0] // 16 > 4
@@ -166,7 +179,7 @@ def test_wrong_drafts_are_given_up_and_right_ones_kept() -> None:
     offered = {}
     for accuracy in (0, 100):
         loop, _, _ = adaptive(FLAT, accuracy)
-        offered[accuracy] = [turn.offered for turn in Run(loop, [ids], 100, adaptive=True).rounds[1:]]
+        offered[accuracy] = [turn.offered for turn in Run(loop, [ids], 100, block=None).rounds[1:]]
     assert set(offered[100][:-1]) == {4}
     assert offered[0].count(0) > 60
 
@@ -195,7 +208,7 @@ def test_a_conversation_goes_on_after_plain_steps() -> None:
         answer = plain_answer(ids, 30)
         assert len(answer) == 30, "the case needs whole answers"
         backend.widths.clear()
-        run = Run(loop, [ids], 30, adaptive=True, reuse_prefix=True)
+        run = Run(loop, [ids], 30, block=None, reuse_prefix=True)
         assert run.answers == [answer]
         assert {turn.offered for turn in run.rounds} == {0}
         assert sum(backend.widths) == forwarded + 29

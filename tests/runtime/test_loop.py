@@ -22,6 +22,7 @@ class Run:
         self.finish: list[str | None] = [None] * len(prompts)
         self.stats = [Stats(len(p)) for p in prompts]
         self.rounds: list[Round] = []
+        options = {"block": loop.steps.block_size, **options}  # whole blocks, unless a test says otherwise
         for turn in loop.run(prompts, most, **options):
             self.rounds.append(turn)
             for lane in turn.lanes:
@@ -50,7 +51,7 @@ def test_speculative_equals_plain(accuracy: int, length: int) -> None:
     for seed in range(5):
         ids = prompt(seed, length)
         expected = plain_answer(ids, 60)
-        for options in ({}, {"use_head": False}, {"speculative": False}):
+        for options in ({}, {"use_head": False}, {"block": 1}):
             run = Run(loop, [ids], 60, **options)
             assert run.answers == [expected]
             assert run.finish == ["stop" if expected[-1] == STOP else "length"]
@@ -92,7 +93,7 @@ def test_ragged_batch_equals_single() -> None:
 
 def test_plain_never_drafts() -> None:
     loop, _, backend = make()
-    Run(loop, [prompt(1, 40)], 10, speculative=False)
+    Run(loop, [prompt(1, 40)], 10, block=1)
     assert set(backend.calls) == {"target"}
 
 
@@ -178,7 +179,7 @@ def test_reused_prefix_changes_nothing_but_the_prefill() -> None:
         conversation = conversation + run.answers[0] + prompt(turn, 10)
     branch = [*conversation[:20], 5, 6]  # another continuation of an old prefix
     assert Run(loop, [branch], 20, reuse_prefix=True).answers == [plain_answer(branch, 20)]
-    assert Run(loop, [branch], 20, reuse_prefix=True, speculative=False).answers == [plain_answer(branch, 20)]
+    assert Run(loop, [branch], 20, reuse_prefix=True, block=1).answers == [plain_answer(branch, 20)]
     assert Run(loop, [branch[:10]], 20, reuse_prefix=True).answers == [plain_answer(branch[:10], 20)]
 
 
