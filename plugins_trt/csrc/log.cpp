@@ -28,8 +28,9 @@ bool isOfThisMajor(nvinfer1::ILoggerFinder* finder) noexcept
     {
         return true; // the program itself
     }
-    auto* const major = reinterpret_cast<int32_t (*)()>(dlsym(library, "getInferLibMajorVersion"));
-    bool const same = major == nullptr || major() == NV_TENSORRT_MAJOR;
+    // 110400 is 11.4. Declared since 10.0, unlike a symbol for the major version alone.
+    auto* const version = reinterpret_cast<int32_t (*)()>(dlsym(library, "getInferLibVersion"));
+    bool const same = version == nullptr || version() / 10000 == NV_TENSORRT_MAJOR;
     dlclose(library); // gives back what dlopen counted
     return same;
 }

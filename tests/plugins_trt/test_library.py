@@ -31,7 +31,7 @@ static void called(void) { abort(); }
 static void (*const methods[])(void) = {called, called, called, called, called, called, called, called};
 static void (*const *finder)(void) = methods;
 void *getFinder(void) { return &finder; }
-int getInferLibMajorVersion(void) { return MAJOR; }
+int getInferLibVersion(void) { return 10000 * MAJOR + 400; }
 """
 
 
