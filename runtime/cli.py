@@ -140,7 +140,9 @@ def chat(bundle: str, system: str | None, **rest: Any) -> None:
     "--prompts", "prompt_file", required=True, type=click.Path(), help="JSON lines with `turns` or `messages`."
 )
 @click.option("--limit", type=click.IntRange(1), help="Only the first prompts.")
-@click.option("--compare-argmax", is_flag=True, help="Also draft without the head (its rounds choose their own blocks).")
+@click.option(
+    "--compare-argmax", is_flag=True, help="Also draft without the head (its rounds choose their own blocks)."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print only the JSON object; no table.")
 def bench(
     bundle: str,
