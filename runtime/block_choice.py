@@ -68,7 +68,7 @@ def best_block(costs: RoundCosts, lanes: Sequence[LaneAcceptance], most: int) ->
 
 
 class BlockChoice:
-    """Chooses the block of every round of runs that began with the same number of lanes.
+    """Chooses the block of every round of one number of lanes: what a row more costs depends on how many there are.
 
     The first rounds verify whole blocks, the next ones are plain steps. Their times are the costs of the next `RETIME`, with the
     blocks between interpolated; so nothing is run only to be timed. Not in turns: after a plain step the drafter is handed rows of

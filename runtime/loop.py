@@ -24,7 +24,7 @@ class GreedyLoop:
     """Greedy generation on `steps`. One run at a time: starting a run ends the one before it.
 
     Attributes:
-        choices: Lanes at the start of an adaptive run -> what chooses its blocks, having timed the first rounds.
+        choices: Number of lanes -> what chooses the blocks of rounds of so many, having timed the first of them.
     """
 
     def __init__(self, steps: Steps, manifest: Manifest):
@@ -99,7 +99,6 @@ class GreedyLoop:
             for i, (p, r) in enumerate(zip(prompts, room, strict=True))
         ]
         acceptance = [LaneAcceptance(most - 1) for _ in lanes]
-        choice = self.choices.setdefault(len(lanes), BlockChoice(steps.block_size)) if chosen else None
         self._begin(prompts, most > 1, reuse_prefix)
         firsts = self._prefill(prompts, most > 1)
         if len(lanes) == 1:
@@ -114,6 +113,7 @@ class GreedyLoop:
             self._require_latest(run)
             clock.start()
             block = min(most, max(lane.budget for lane in lanes))
+            choice = self.choices.setdefault(len(lanes), BlockChoice(steps.block_size)) if chosen else None
             if choice:
                 block = choice.choose([acceptance[lane.index] for lane in lanes], block)
             anchor = lanes[0].anchor

@@ -20,6 +20,7 @@ from lilicorr.runtime.errors import UserError
 from lilicorr.runtime.loop import GreedyLoop
 from lilicorr.runtime.manifest import Manifest
 from lilicorr.runtime.options import Options
+from lilicorr.runtime.request import check_block
 from lilicorr.runtime.stats import LaneRound, Round, Stats
 from lilicorr.runtime.steps import Steps
 from lilicorr.runtime.text import TextStream
@@ -116,6 +117,8 @@ class Session:
         return (answer.chunk(turn) for turn in rounds)
 
     def _start(self, prompts: Sequence[Prompt], options: Options) -> tuple[list[_Answer], Iterator[Round]]:
+        if options.block_size is not None:  # refused where it is not used too (plain decoding)
+            check_block(options.block_size, self.manifest.drafter.block_size)
         stops = [options.stop] if isinstance(options.stop, str) else options.stop
         answers = [_Answer(self.encode(prompt), TextStream(self.tokenizer.decode, stops)) for prompt in prompts]
         with self._exclusive() as loop:

@@ -14,12 +14,14 @@ from lilicorr.runtime.engine import Backend, Buffer
 
 
 class Unfed:
-    """Args:
-    backend: Whose memory.
-    lanes: Most lanes at once.
-    rows: Most rows per lane.
-    size: Features per row.
-    dtype: Of a feature.
+    """Feature rows of every lane, in the order of their tokens.
+
+    Args:
+        backend: Whose memory.
+        lanes: Most lanes at once.
+        rows: Most rows per lane.
+        size: Features per row.
+        dtype: Of a feature.
 
     Attributes:
         counts: (N,) rows per lane, from the first; all 0 when nothing waits.

@@ -10,7 +10,7 @@ from lilicorr.runtime.errors import UserError
 from lilicorr.runtime.loop import GreedyLoop
 from lilicorr.runtime.stats import Round
 from lilicorr.runtime.steps import Steps
-from tests.runtime.fakes import STOP, FakeBackend, plain_answer
+from tests.runtime.fakes import STOP, FakeBackend, fake_session, plain_answer
 from tests.runtime.test_loop import Run, make, prompt
 
 FLAT = RoundCosts((1.0, 1.0, 1.0, 1.0, 1.0), 0.2)  # verifying more costs nothing, drafting a fifth of a step
@@ -123,6 +123,17 @@ def test_rounds_are_timed_again() -> None:
     assert choice.costs == RoundCosts((3.5,) * 5, 2.0)
 
 
+def test_every_number_of_lanes_has_its_own_times() -> None:
+    prompts = [next(ids for seed in range(90) if STOP not in plain_answer(ids := prompt(seed, n), 80)) for n in (9, 12)]
+    loop, _, _ = make(60)
+    short = prompt(7, 30)
+    run = Run(loop, [*prompts, short], 80, block=None)
+    assert run.answers == [plain_answer(p, 80) for p in (*prompts, short)]
+    counts = {len(turn.lanes) for turn in run.rounds[1:]}
+    assert set(loop.choices) == counts
+    assert len(counts) > 1
+
+
 def test_an_unknown_machine_gives_the_same_answers() -> None:
     ids = next(ids for seed in range(90) if STOP not in plain_answer(ids := prompt(seed, 9), 100))
     loop, _, _ = make(60)
@@ -135,7 +146,7 @@ def test_an_unknown_machine_gives_the_same_answers() -> None:
 
 def adaptive(costs: RoundCosts, accuracy: int, lanes: int = 1, **limits: int) -> tuple[GreedyLoop, Steps, FakeBackend]:
     loop, steps, backend = make(accuracy, **limits)
-    loop.choices[lanes] = BlockChoice(steps.block_size, costs)
+    loop.choices = {n: BlockChoice(steps.block_size, costs) for n in range(1, lanes + 1)}
     return loop, steps, backend
 
 
@@ -198,6 +209,12 @@ def test_a_longer_block_than_served_is_refused() -> None:
     loop, _, _ = make()
     with pytest.raises(UserError, match=r"block size 6, the bundle serves 1 to 5"):
         loop.run([prompt(0, 5)], 10, block=6)
+
+
+@pytest.mark.parametrize("speculative", [True, False])
+def test_a_session_refuses_it_too_even_where_it_is_not_used(speculative: bool) -> None:
+    with pytest.raises(UserError, match=r"block size 6, the bundle serves 1 to 5"):
+        fake_session().generate("Why?", block_size=6, speculative=speculative)
 
 
 def test_a_conversation_goes_on_after_plain_steps() -> None:
