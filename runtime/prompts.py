@@ -8,14 +8,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from lilicorr.runtime.errors import UserError
 from lilicorr.runtime.json_line import line_id, parse_object
 from lilicorr.runtime.messages import read_messages
-from lilicorr.runtime.tokenizer import Message
+from lilicorr.runtime.tokenizer import Message, user_message
 
 _EXAMPLE = 'one line per prompt, like {"id": "q-1", "category": "maths", "turns": ["What is 2 + 2?"]}'
 
@@ -36,12 +35,12 @@ class Prompt:
 
     def conversation(self, answers: Sequence[str] = ()) -> list[Message]:
         """The chat with the first turns answered: ready for the next answer, or complete."""
-        messages = [] if self.system is None else [{"role": "system", "content": self.system}]
-        for turn, answer in zip_longest(self.turns[: len(answers) + 1], answers):
-            messages.append({"role": "user", "content": turn})
-            if answer is not None:
-                messages.append({"role": "assistant", "content": answer})
-        return list[Message](messages)
+        messages: list[Message] = [] if self.system is None else [{"role": "system", "content": self.system}]
+        for turn, answer in zip(self.turns, answers, strict=False):
+            messages += [{"role": "user", "content": turn}, {"role": "assistant", "content": answer}]
+        if len(answers) < len(self.turns):
+            messages.append(user_message(self.turns[len(answers)]))
+        return messages
 
 
 def read_prompts(path: str | Path, limit: int | None = None) -> list[Prompt]:
@@ -79,7 +78,7 @@ def _parse(line: str, where: str, number: int) -> Prompt:
 
 def _turns(data: dict[str, Any]) -> tuple[tuple[str, ...], str | None]:
     """The user's messages, and the system message if there is one."""
-    if "turns" in data or not data.keys() & {"messages", "conversations"}:
+    if not data.keys() & {"messages", "conversations"}:
         turns, system = data.get("turns"), None
         found = "nothing" if "turns" not in data else json.dumps(turns)[:80]
         expected = "`turns` as a list of non-empty strings"

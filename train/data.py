@@ -3,7 +3,8 @@
     {"id": "q-1", "turns": ["What is 2 + 2?"], "response": "4.", "finished": true}
     {"id": "c-1", "messages": [{"role": "user", "content": "What is 2 + 2?"}, {"role": "assistant", "content": "4."}, …]}
 
-`finished`, of a line with `response` or of an assistant's message, says whether its end token is part of the answer.
+`finished` says whether the end token is part of the answer. Missing, it is false beside `response` and true in a message.
+A line with `messages` is a chat whatever else it holds, here and in prompt files.
 """
 
 from __future__ import annotations

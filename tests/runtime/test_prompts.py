@@ -65,7 +65,11 @@ def test_a_chats_messages_are_its_turns(tmp_path: Path) -> None:
     messages = [{"role": role, "content": content} for role, content in chat]
     lines = [{"id": "x", "messages": messages}, {"messages": messages[1:2]}, {"turns": ["c"], "messages": messages}]
     (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    expected = [Prompt("x", "", ("a", "b"), "Be brief."), Prompt("2", "", ("a",)), Prompt("3", "", ("c",))]
+    expected = [
+        Prompt("x", "", ("a", "b"), "Be brief."),
+        Prompt("2", "", ("a",)),
+        Prompt("3", "", ("a", "b"), "Be brief."),
+    ]
     assert read_prompts(tmp_path / "p.jsonl") == expected
 
 
