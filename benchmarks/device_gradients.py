@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from device_torch import why_not
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPE = ROOT / "recipes/smollm2-135m.yaml"
@@ -30,14 +31,11 @@ TIMES, TF32 = 3.0, 2e-3  # TF32 has 10 bits of mantissa: 2^-11 per factor
 @click.option("--device", default="cuda", show_default=True)
 @click.option("--set", "overrides", multiple=True, default=STEP, show_default=True, help="Values of the step's recipe.")
 def main(device: str, overrides: tuple[str, ...]) -> None:
-    try:
-        import torch
-    except ImportError:
-        click.echo(json.dumps({"skipped": "torch is not installed"}))
+    if reason := why_not(device):
+        click.echo(json.dumps({"skipped": reason}))
         return
-    if device == "cuda" and not torch.cuda.is_available():
-        click.echo(json.dumps({"skipped": f"torch {torch.__version__} sees no GPU"}))
-        return
+    import torch
+
     found = [attention_errors(mask, dtype, device) for dtype in ("float32", "bfloat16") for mask in MASKS]
     found += step_errors(overrides)
     name = torch.cuda.get_device_name() if device == "cuda" else device

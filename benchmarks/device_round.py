@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import click
+from device_torch import why_not
 
 GIB = 1 << 30
 # hidden, layers, heads, KV heads, head dimension, FFN, vocabulary, captured layers, free memory it needs
@@ -34,14 +35,11 @@ BLOCK, CANDIDATES = 16, 8
 @click.option("--repeats", default=30, show_default=True)
 @click.option("--device", default="cuda", show_default=True)
 def main(shape: str | None, context: int, repeats: int, device: str) -> None:
-    try:
-        import torch
-    except ImportError:
-        click.echo(json.dumps({"skipped": "torch is not installed"}))
+    if reason := why_not(device):
+        click.echo(json.dumps({"skipped": reason}))
         return
-    if device == "cuda" and not torch.cuda.is_available():
-        click.echo(json.dumps({"skipped": f"torch {torch.__version__} sees no GPU"}))
-        return
+    import torch
+
     with torch.inference_mode():
         name = shape or largest(torch.cuda.mem_get_info()[0])
         stages = build_stages(name, context, device)

@@ -8,10 +8,10 @@ from pathlib import Path
 from lilicorr.export.tables import human_bytes
 from lilicorr.runtime.errors import UserError
 
-# Fitted to TensorRT-RTX 1.7.1 ahead-of-time builds, which it meets or exceeds (resident peak, GB: measured, estimated):
-# SmolLM2-135M target fp32 2.48, 2.77; fp16 1.67, 1.75; bf16 of fewer nodes for two compute capabilities 1.66, 1.68; its drafter
-# fp16 0.62, 0.70; Qwen3-0.6B-shaped fp16 4.5, 5.1.
-# int8 can need up to 6 % more than it says: SmolLM2-135M target 1.38, 1.31, with native attention 1.26, 1.24; int4 1.12, 1.31.
+# Fitted to TensorRT-RTX 1.7.1 ahead-of-time builds with float weights, which it meets or exceeds (resident peak, GB: measured,
+# estimated): SmolLM2-135M target fp32 2.48, 2.77; fp16 1.67, 1.75; bf16 of fewer nodes for two compute capabilities 1.66, 1.68;
+# its drafter fp16 0.62, 0.70; Qwen3-0.6B-shaped fp16 4.5, 5.1. Integer weights were not fitted: the same target int8 1.38, 1.31
+# (6 % too little), with native attention 1.26, 1.24; int4 1.12, 1.31.
 # TensorRT's own builder is not measured; NVIDIA/TensorRT-Edge-LLM#30 reports 3 to 4 times the weights.
 BASE_BYTES, WEIGHT_FACTOR, NODE_BYTES = 300 << 20, 3.8, 200_000
 
