@@ -28,7 +28,7 @@ LILICORR = (
     "head={enabled: true, candidate_topk: 8, hidden_size: 192, num_layers: 2, num_heads: 4, mlp_ratio: 2.0, factor_dim: 192, "
     "vector_eps: 1.0e-4, logit_scale: 8.0}"
 )
-LEFT_TO_RIGHT = [f"objective.{name}" for name in ("first_error=0.3", "chain=2", "head_first_error=0.3", "head_chain=2")]
+CHAINS = ["objective.chain=1", "objective.head_chain=2"]
 SOFT_HEAD = ["objective.head_soft=1", "objective.head_ce=0", "objective.head_penalty=0"]
 METHODS: dict[str, list[str]] = {
     "dflash": [],
@@ -36,15 +36,15 @@ METHODS: dict[str, list[str]] = {
     "lilicorr_frozen": [LILICORR, "head_only=true"],
     "domino": ["head={kind: domino, gru_hidden_dim: 192, emb_dim: 64, shift_label: false}"],
     "dspark": ["head={kind: dspark, markov_rank: 64, markov_head_type: gated, shift_label: false}"],
-    "lilicorr_l2r": [LILICORR, *LEFT_TO_RIGHT],
-    "lilicorr_soft_l2r": [LILICORR, *SOFT_HEAD, *LEFT_TO_RIGHT],
+    "lilicorr_soft_chain": [LILICORR, *SOFT_HEAD, *CHAINS],
 }
 # One seed and half the steps each, to be compared with `lilicorr_half` on held-out sequences; those of the head alone are in
 # head_ablation.py.
 ABLATIONS: dict[str, list[str]] = {
     "lilicorr_half": [LILICORR],
     "first_error": [LILICORR, "objective.first_error=0.3", "objective.head_first_error=0.3"],
-    "chain": [LILICORR, "objective.chain=2", "objective.head_chain=2"],
+    "chain": [LILICORR, *CHAINS],
+    "first_error_chain": [LILICORR, "objective.first_error=0.3", "objective.head_first_error=0.3", *CHAINS],
     "soft_head": [LILICORR, *SOFT_HEAD],
     "soft_labels": [LILICORR, "objective.soft=0.5"],
     "margin": [LILICORR, "objective.head_ce=0.125", "objective.head_margin=0.125"],
