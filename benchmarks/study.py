@@ -15,6 +15,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -50,6 +51,8 @@ ABLATIONS: dict[str, list[str]] = {
     "margin": [LILICORR, "objective.head_ce=0.125", "objective.head_margin=0.125"],
     "dpace": [LILICORR, "objective.dpace=0.5"],
     "few_sequences": [LILICORR, "sequences_per_step=2", "anchors_per_sequence=24"],
+    "block_6": [LILICORR, "drafter.block_size=6", "anchors_per_sequence=16", "warm_start=build/study/start-6"],
+    "block_4": [LILICORR, "drafter.block_size=4", "anchors_per_sequence=24", "warm_start=build/study/start-4"],
 }
 
 
@@ -84,19 +87,18 @@ def study() -> None:
 
 @study.command()
 @click.argument("checkpoint", type=click.Path(exists=True))
-@click.option("--block-size", default=8, show_default=True)
-def start(checkpoint: str, block_size: int) -> None:
-    """Write the backbone of CHECKPOINT, without its head; its weights serve a block of any size."""
+def start(checkpoint: str) -> None:
+    """Write the backbone of CHECKPOINT, without its head, for every block size: its weights serve any."""
     from lilicorr.train.checkpoint import read_drafter, write_drafter
     from lilicorr.train.drafter import Drafter
 
     source = read_drafter(checkpoint)
-    backbone = Drafter(dataclasses.replace(source.config, head=None, block_size=block_size)).to(
-        next(source.parameters()).dtype
-    )
-    names = backbone.state_dict().keys()
-    backbone.load_state_dict({name: t for name, t in source.state_dict().items() if name in names})
-    write_drafter(backbone, ROOT / "start")
+    for block_size in (8, 6, 4):
+        config = dataclasses.replace(source.config, head=None, block_size=block_size)
+        backbone = Drafter(config).to(next(source.parameters()).dtype)
+        names = backbone.state_dict().keys()
+        backbone.load_state_dict({name: t for name, t in source.state_dict().items() if name in names})
+        write_drafter(backbone, ROOT / ("start" if block_size == 8 else f"start-{block_size}"))
 
 
 @study.command()
@@ -121,16 +123,38 @@ def train(seeds: int, steps: int, only: tuple[str, ...]) -> None:
 
 @study.command()
 @click.argument("prompts", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+@click.option("--count", default=12, show_default=True, help="Prompts of each file.")
+def held_out(prompts: tuple[Path, ...], count: int) -> None:
+    """Gather training prompts that no run has seen, to judge ablations by."""
+    from lilicorr.train.data import is_held_out
+    from lilicorr.train.recipe import read_recipe
+
+    share = read_recipe(RECIPE).held_out
+    kept = [
+        list(
+            islice((line for line in file.open(encoding="utf-8") if is_held_out(json.loads(line)["id"], share)), count)
+        )
+        for file in prompts
+    ]
+    (ROOT / "held-out.jsonl").write_text("".join(line for lines in kept for line in lines), encoding="utf-8")
+
+
+@study.command()
+@click.argument("prompts", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+@click.option("--ablations", is_flag=True, help="Those, instead of the methods.")
 @click.option("--max-new-tokens", default=128, show_default=True)
 @click.option("--limit", default=20, show_default=True, help="Prompts of each file.")
 @click.option("--temperature", default=0.0, show_default=True)
 @click.option("--out", default=str(ROOT / "results.json"), show_default=True)
-def evaluate(prompts: tuple[Path, ...], max_new_tokens: int, limit: int, temperature: float, out: str) -> None:
+def evaluate(
+    prompts: tuple[Path, ...], ablations: bool, max_new_tokens: int, limit: int, temperature: float, out: str
+) -> None:
     """Replay every finished run of a method on PROMPTS."""
     from lilicorr.train.evaluate import evaluate as replay
 
     done = sorted(ROOT.glob("*-[0-9]*/drafter"))
-    done = [folder for folder in done if folder.parent.name.rpartition("-")[0] in METHODS]
+    names = ABLATIONS if ablations else METHODS
+    done = [folder for folder in done if folder.parent.name.rpartition("-")[0] in names]
     results = replay(
         done,
         Path("build/smollm2-135m-hf"),
@@ -174,7 +198,9 @@ def seed_means(files: Sequence[Path]) -> list[dict[str, Any]]:
             "acceptance_length": fmean(r["acceptance_length"] for r in results),
             "slot_acceptance": [fmean(slot) for slot in zip(*(r["slot_acceptance"] for r in results), strict=False)],
         }
-        for (method, prompts), results in sorted(groups.items(), key=lambda item: [*METHODS].index(item[0][0]))
+        for (method, prompts), results in sorted(
+            groups.items(), key=lambda item: [*METHODS, *ABLATIONS].index(item[0][0])
+        )
     ]
 
 

@@ -102,9 +102,12 @@ def split(sequences: Sequence[Conversation], held_out: float) -> tuple[list[Conv
     train: list[Conversation] = []
     held: list[Conversation] = []
     for item in sequences:
-        share = int.from_bytes(hashlib.sha256(item.id.encode()).digest()[:4], "big") / 2**32
-        (held if share < held_out else train).append(item)
+        (held if is_held_out(item.id, held_out) else train).append(item)
     return train, held
+
+
+def is_held_out(item_id: str, share: float) -> bool:
+    return int.from_bytes(hashlib.sha256(item_id.encode()).digest()[:4], "big") / 2**32 < share
 
 
 def frequent_tokens(sequences: Iterable[Conversation], size: int, always: Iterable[int] = ()) -> list[int]:
