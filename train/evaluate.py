@@ -102,9 +102,7 @@ def _drafts(model: Any, drafter: Drafter, ids: Tensor, context: Tensor, anchors:
     for part in anchors.split(ANCHORS_AT_ONCE):
         block = embedding(torch.cat([ids[part][:, None], masks.expand(len(part), -1)], dim=1))
         hidden = drafter(block[None], context, part[None])[0, :, config.first_row :][:, : config.slots]
-        hidden = (
-            hidden.contiguous()
-        )  # of a slice torch would make the vocabulary product block by block, 5 times slower
+        hidden = hidden.contiguous()  # of a slice the vocabulary product would be made block by block, 5 times slower
         drafts.append(drafter.drafting.draft(hidden, ids[part], context[0, part - 1], tables))
         best.append(tables.to_target(tables.logits(hidden).topk(topk, dim=-1).indices))
     return torch.cat(drafts), torch.cat(best)
