@@ -47,6 +47,10 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, float]]] = {
     "one layer": ({"num_layers": 1}, {}),
     "factor width 64": ({"factor_dim": 64}, {}),
     "logit scale 16": ({"logit_scale": 16.0}, {}),
+    "one layer, factor width 64, target's choice, chain": (
+        {"num_layers": 1, "factor_dim": 64},
+        SOFT | {"head_chain": 2.0},
+    ),
 }
 
 
@@ -90,15 +94,17 @@ def terms(head: LiLiCorrHead, part: Kept, trainer: Trainer, weights: Weights) ->
     return lattice_terms(head, picked, lattice, tables.rows, part.blocks, weights)
 
 
-def train(trainer: Trainer, kept: Kept, steps: int, changes: dict[str, Any], weights: Weights) -> LiLiCorrHead:
-    torch.manual_seed(0)
+def train(
+    trainer: Trainer, kept: Kept, steps: int, seed: int, changes: dict[str, Any], weights: Weights
+) -> LiLiCorrHead:
+    torch.manual_seed(seed)
     published = changes.pop("published_init", False)
     config = dataclasses.replace(trainer.drafter.config, head=dataclasses.replace(HEAD, **changes))
     head = LiLiCorrHead.from_config(config)
     if not published:
         head.initialise(trainer.embeddings)
     optimiser = torch.optim.AdamW(head.parameters(), lr=1e-3, weight_decay=0.0, betas=(0.9, 0.95))
-    for step, index in zip(range(steps), batches(len(kept)), strict=False):
+    for step, index in zip(range(steps), batches(len(kept), seed), strict=False):
         optimiser.param_groups[0]["lr"] = 1e-3 * schedule(step, steps, 0.04)
         made, _ = terms(head, kept[index], trainer, weights)
         torch.stack([weight * value for weight, value in made.values()]).sum().backward()
@@ -108,8 +114,8 @@ def train(trainer: Trainer, kept: Kept, steps: int, changes: dict[str, Any], wei
     return head
 
 
-def batches(count: int, size: int = 64) -> Iterator[Tensor]:
-    generator = torch.Generator().manual_seed(0)
+def batches(count: int, seed: int, size: int = 64) -> Iterator[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
     while True:
         yield from torch.randperm(count, generator=generator)[: count // size * size].split(size)
 
@@ -133,8 +139,9 @@ def measure(trainer: Trainer, head: LiLiCorrHead, kept: Kept) -> dict[str, float
 @click.argument("recipe", type=click.Path(exists=True))
 @click.option("--sequences", default=400, show_default=True)
 @click.option("--steps", default=250, show_default=True)
+@click.option("--seed", default=0, show_default=True, help="Of the head's weights and of the order of blocks.")
 @click.option("--only", multiple=True, help="Names of variants; all of them otherwise.")
-def main(recipe: str, sequences: int, steps: int, only: tuple[str, ...]) -> None:
+def main(recipe: str, sequences: int, steps: int, seed: int, only: tuple[str, ...]) -> None:
     """One JSON line per variant."""
     torch.set_num_threads(1)
     trainer = Trainer(read_recipe(recipe, ["out=build/study/head-ablation"]))
@@ -145,9 +152,9 @@ def main(recipe: str, sequences: int, steps: int, only: tuple[str, ...]) -> None
         if only and name not in only:
             continue
         begin = time.monotonic()
-        head = train(trainer, kept, steps, dict(changes), Weights(**weights))
+        head = train(trainer, kept, steps, seed, dict(changes), Weights(**weights))
         parameters = sum(p.numel() for p in head.parameters())
-        result = {"variant": name, "parameters": parameters, "seconds": round(time.monotonic() - begin)}
+        result = {"variant": name, "seed": seed, "parameters": parameters, "seconds": round(time.monotonic() - begin)}
         click.echo(json.dumps(result | measure(trainer, head, held_out)))
 
 
