@@ -98,7 +98,7 @@ def start(checkpoint: str) -> None:
         backbone = Drafter(config).to(next(source.parameters()).dtype)
         names = backbone.state_dict().keys()
         backbone.load_state_dict({name: t for name, t in source.state_dict().items() if name in names})
-        write_drafter(backbone, ROOT / ("start" if block_size == 8 else f"start-{block_size}"))
+        write_drafter(backbone, ROOT / f"start-{block_size}")
 
 
 @study.command()
@@ -130,13 +130,11 @@ def held_out(prompts: tuple[Path, ...], count: int) -> None:
     from lilicorr.train.recipe import read_recipe
 
     share = read_recipe(RECIPE).held_out
-    kept = [
-        list(
-            islice((line for line in file.open(encoding="utf-8") if is_held_out(json.loads(line)["id"], share)), count)
-        )
-        for file in prompts
-    ]
-    (ROOT / "held-out.jsonl").write_text("".join(line for lines in kept for line in lines), encoding="utf-8")
+    kept: list[str] = []
+    for file in prompts:
+        with file.open(encoding="utf-8") as lines:
+            kept += islice((line for line in lines if is_held_out(json.loads(line)["id"], share)), count)
+    (ROOT / "held-out.jsonl").write_text("".join(kept), encoding="utf-8")
 
 
 @study.command()
@@ -149,7 +147,7 @@ def held_out(prompts: tuple[Path, ...], count: int) -> None:
 def evaluate(
     prompts: tuple[Path, ...], ablations: bool, max_new_tokens: int, limit: int, temperature: float, out: str
 ) -> None:
-    """Replay every finished run of a method on PROMPTS."""
+    """Replay every finished run of a method (or ablation) on PROMPTS."""
     from lilicorr.train.evaluate import evaluate as replay
 
     done = sorted(ROOT.glob("*-[0-9]*/drafter"))

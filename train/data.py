@@ -107,6 +107,7 @@ def split(sequences: Sequence[Conversation], held_out: float) -> tuple[list[Conv
 
 
 def is_held_out(item_id: str, share: float) -> bool:
+    """Whether a sequence or prompt is among the `share` (0 to 1) that is never trained on, by a hash of its id."""
     return int.from_bytes(hashlib.sha256(item_id.encode()).digest()[:4], "big") / 2**32 < share
 
 
